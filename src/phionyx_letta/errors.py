@@ -1,0 +1,69 @@
+"""The one tree of errors: every error says what is wrong (`message`) and what to do about it (`remedy`).
+
+Nothing here carries key material or memory content in its text; callers may log any of these errors as they are.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "EvidenceRefused",
+    "InvalidMutation",
+    "LedgerUnavailable",
+    "PhionyxError",
+    "SettingsError",
+    "SigningKeyError",
+    "StaleHeadError",
+    "StoreError",
+    "TornStoreError",
+    "UnsupportedLetta",
+]
+
+
+class PhionyxError(Exception):
+    """Root of the tree; `str()` shows the message and, on the same line, the remedy."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        """Keep `message` (what is wrong) and `remedy` (what the reader can do; may be empty)."""
+        super().__init__(message, remedy)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        """Return the message and the remedy as one line."""
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+class InvalidMutation(PhionyxError, ValueError):
+    """What was given cannot become an envelope: an unknown kind, a wrong type, metadata that is not JSON."""
+
+
+class SettingsError(PhionyxError, ValueError):
+    """A PHIONYX_LETTA_* variable is missing or has an unusable value; the message names it."""
+
+
+class SigningKeyError(PhionyxError, ValueError):
+    """A key is missing, malformed, of the wrong sort, or would be overwritten."""
+
+
+class StoreError(PhionyxError):
+    """A store of envelopes cannot do what was asked of it."""
+
+
+class StaleHeadError(StoreError):
+    """The envelope was built on a head that another writer has since replaced; build it again on the new one."""
+
+
+class TornStoreError(StoreError):
+    """A store holds something unreadable or contradictory; the message names the file and the line."""
+
+
+class LedgerUnavailable(StoreError):
+    """The ledger cannot be reached, is full, or did not answer in time."""
+
+
+class EvidenceRefused(PhionyxError):
+    """In `closed` mode: no evidence could be recorded, so the write is refused."""
+
+
+class UnsupportedLetta(PhionyxError):
+    """The Letta found here is not one this package can instrument."""

@@ -1,0 +1,233 @@
+"""The ledger in a database: PostgreSQL beside Letta's own tables, or SQLite in a file.
+
+Writers are serialised by one lock of the ledger (an advisory lock of the transaction on PostgreSQL, ``BEGIN IMMEDIATE``
+on SQLite), so that no chain forks and the sealing order has no holes. Readers take no lock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, create_engine, event, func, select
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from phionyx_letta import __version__
+from phionyx_letta.envelope import GENESIS_HASH, MemoryMutationContext, build_memory_envelope
+from phionyx_letta.errors import LedgerUnavailable
+from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.writer import LedgerWriter
+from phionyx_letta.signing import Signer
+
+#: Of the whole ledger; any 64-bit number does, as long as nobody else in the database uses it ("phionyx" in ASCII).
+LOCK_KEY = int.from_bytes(b"phionyx\0", "big")
+
+
+class SqlLedger:
+    """Envelopes in PostgreSQL or SQLite; an ``EnvelopeStore`` and the sealer's target."""
+
+    def __init__(self, url: str, *, create: bool = True) -> None:
+        """Open the ledger.
+
+        Args:
+            url: of the database; see ``tables.ledger_url``.
+            create: make missing tables. False for readers, who may not be allowed to.
+
+        Raises:
+            StoreError: the URL is not one of a database this ledger can live in.
+            LedgerUnavailable: the database does not answer.
+        """
+        self.url = tables.ledger_url(url)
+        self.engine = create_engine(self.url, pool_size=2, max_overflow=2, pool_pre_ping=True)
+        if self.engine.dialect.name == "sqlite":
+            event.listen(self.engine, "connect", _prepare_sqlite)
+            event.listen(self.engine, "begin", _begin_sqlite)
+        if create:
+            with self._reported():
+                self._create_tables()
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.engine.dispose()
+
+    def _create_tables(self) -> None:
+        with self.engine.connect().execution_options(phionyx_write=True) as connection, connection.begin():
+            if self.engine.dialect.name == "postgresql":  # two workers starting at once would race CREATE TABLE
+                connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
+            tables.metadata.create_all(connection)
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except (OperationalError, ProgrammingError) as error:
+            where = self.url.render_as_string(hide_password=True)
+            raise LedgerUnavailable(
+                f"the ledger at {where} cannot be used: {_first_line(error)}",
+                remedy="check that the database answers and that this user may create and read tables in it",
+            ) from error
+
+    @contextmanager
+    def writing(self, *, wait: bool = True) -> Iterator[Connection | None]:
+        """A transaction that holds the ledger's lock; commits at the end.
+
+        Args:
+            wait: False gives None at once when another process holds the lock.
+        """
+        with self._reported(), self.engine.connect().execution_options(phionyx_write=True) as connection:
+            with connection.begin():
+                if self.engine.dialect.name != "postgresql" or self._lock(connection, wait):
+                    yield connection
+                else:
+                    yield None
+
+    @staticmethod
+    def _lock(connection: Connection, wait: bool) -> bool:
+        if wait:
+            connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
+            return True
+        return bool(connection.execute(select(func.pg_try_advisory_xact_lock(LOCK_KEY))).scalar())
+
+    # -- the EnvelopeStore protocol ------------------------------------------------------------------------------
+
+    def head(self, trace_id: str) -> str:
+        """Hash of the newest envelope of a chain; the genesis hash of an empty one."""
+        with self._reported(), self.engine.connect() as connection:
+            found = connection.execute(select(tables.chain.c.head).where(tables.chain.c.trace_id == trace_id)).scalar()
+        return GENESIS_HASH if found is None else found
+
+    def append(self, trace_id: str, envelope: Mapping[str, Any]) -> None:
+        """Append a finished envelope.
+
+        Raises:
+            StaleHeadError: another writer was faster; build it again on the new head, or use ``emit``.
+            InvalidMutation: the envelope says it belongs to another chain.
+        """
+        with self.writing() as connection:
+            assert connection is not None
+            writer = LedgerWriter(connection)
+            writer.add(envelope, trace_id=trace_id)
+            writer.flush()
+
+    def emit(
+        self,
+        ctx: MemoryMutationContext,
+        *,
+        signer: Signer,
+        package_version: str = __version__,
+        memory_audit_parent_ref: str | None = None,
+    ) -> dict[str, Any]:
+        """Build the next envelope of ``ctx.trace_id`` and append it, under the lock: concurrent writers never fork."""
+        with self.writing() as connection:
+            assert connection is not None
+            writer = LedgerWriter(connection)
+            chain = writer.chain(ctx.trace_id)
+            envelope = build_memory_envelope(
+                ctx,
+                previous_hash=chain.head,
+                package_version=package_version,
+                signer=signer,
+                memory_audit_parent_ref=memory_audit_parent_ref,
+                position=chain.length,
+            )
+            writer.add(envelope)
+            writer.flush()
+            return envelope
+
+    def iter_chain(self, trace_id: str) -> Iterator[dict[str, Any]]:
+        """The envelopes of one chain, oldest first, in flat memory."""
+        columns = tables.envelope.c
+        query = select(columns.body).where(columns.trace_id == trace_id).order_by(columns.position)
+        return (_parsed(row.body) for row in self._stream(query))
+
+    def traces(self) -> Iterator[str]:
+        """The ids of all chains that have an envelope, sorted."""
+        columns = tables.envelope.c
+        return (row.trace_id for row in self._stream(select(columns.trace_id).distinct().order_by(columns.trace_id)))
+
+    # -- reading across chains -----------------------------------------------------------------------------------
+
+    def iter_all(self) -> Iterator[dict[str, Any]]:
+        """Every envelope in sealing order, in flat memory: what block linkage is checked on."""
+        query = select(tables.envelope.c.body).order_by(tables.envelope.c.seq)
+        return (_parsed(row.body) for row in self._stream(query))
+
+    def select(
+        self,
+        *,
+        after: int = -1,
+        limit: int | None = None,
+        newest: bool = False,
+        **equals: str | None,
+    ) -> list[Row[Any]]:
+        """Rows of the envelope table, in sealing order.
+
+        Args:
+            after: only envelopes with a greater ``seq``.
+            limit: at most so many.
+            newest: the newest ``limit`` of them (still in sealing order).
+            equals: column=value; a value of None does not filter. ``since`` and ``until`` bound ``at`` (ISO 8601 UTC).
+        """
+        columns = tables.envelope.c
+        query = select(tables.envelope).where(columns.seq > after)
+        for name, value in equals.items():
+            if value is None:
+                continue
+            if name == "since":
+                query = query.where(columns.at >= value)
+            elif name == "until":
+                query = query.where(columns.at < value)
+            else:
+                query = query.where(columns[name] == value)
+        query = query.order_by(columns.seq.desc() if newest else columns.seq).limit(limit)
+        with self._reported(), self.engine.connect() as connection:
+            rows = list(connection.execute(query))
+        return rows[::-1] if newest else rows
+
+    def has_pending(self) -> bool:
+        """Whether a row waits in the outbox: what the sealer asks ten times a second, so it takes no lock."""
+        query = select(tables.outbox.c.id).where(tables.outbox.c.refused.is_(None)).limit(1)
+        with self._reported(), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            return connection.execute(query).first() is not None
+
+    def find(self, reference: str) -> list[Row[Any]]:
+        """The envelopes whose hash starts with ``reference`` (``envelope://`` and ``sha256:`` may be left out)."""
+        digest = reference.removeprefix("envelope://").removeprefix("sha256:")
+        columns = tables.envelope.c
+        query = select(tables.envelope).where(columns.current_hash.startswith("sha256:" + digest, autoescape=True))
+        with self._reported(), self.engine.connect() as connection:
+            return list(connection.execute(query.order_by(columns.seq).limit(10)))
+
+    def _stream(self, query: Select[Any]) -> Iterator[Row[Any]]:
+        with self._reported(), self.engine.connect() as connection:
+            yield from connection.execution_options(stream_results=True, yield_per=500).execute(query)
+
+
+def _parsed(body: str) -> dict[str, Any]:
+    """The stored envelope, or the bare text where it is no JSON any more: the verifier then names its position."""
+    try:
+        envelope = json.loads(body)
+    except ValueError:
+        return {"unreadable": body}
+    return envelope if isinstance(envelope, dict) else {"unreadable": body}
+
+
+def _first_line(error: SQLAlchemyError) -> str:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return str(cause).strip().splitlines()[0] if str(cause).strip() else type(error).__name__
+
+
+def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry) -> None:
+    connection.isolation_level = None  # we say BEGIN ourselves: sqlite3's own is deferred and turns a busy writer into an error
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    write = connection.get_execution_options().get("phionyx_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

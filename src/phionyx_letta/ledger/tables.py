@@ -1,0 +1,112 @@
+"""The tables of the SQL ledger, and the connection URL they live behind.
+
+They are kept out of Letta's own metadata, so that neither Letta's migrations nor its ``create_all`` ever touch them.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Identity, Index, Integer, MetaData, String, Table, Text, func
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.types import DateTime
+
+from phionyx_letta.errors import StoreError
+
+metadata = MetaData()
+
+#: SQLite only counts an INTEGER PRIMARY KEY up by itself.
+_BigId = BigInteger().with_variant(Integer, "sqlite")
+
+envelope = Table(
+    "phionyx_envelope",
+    metadata,
+    Column("seq", _BigId, primary_key=True, autoincrement=False, comment="place in the sealing order, from 0"),
+    Column("trace_id", String, nullable=False),
+    Column("position", BigInteger, nullable=False, comment="place in the chain, from 0"),
+    Column("current_hash", String, nullable=False, unique=True),
+    Column("outbox_id", BigInteger, unique=True, comment="row of the outbox it was sealed from; null for the library"),
+    Column("nonce", String, unique=True, comment="of that row: a copied row cannot be sealed twice"),
+    Column("turn_index", BigInteger, nullable=False),
+    Column("at", String, nullable=False, comment="subject.timestamp_utc"),
+    Column("block_id", String, nullable=False),
+    Column("block_label", String, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("event", String),
+    Column("agent_id", String),
+    Column("run_id", String),
+    Column("body", Text, nullable=False, comment="the envelope, canonical JSON; every other column can be rebuilt from it"),
+    Index("phionyx_envelope_chain", "trace_id", "position", unique=True),
+    Index("phionyx_envelope_block", "block_id", "seq"),
+    Index("phionyx_envelope_run", "trace_id", "run_id"),
+    Index("phionyx_envelope_agent", "agent_id", "seq"),
+)
+
+chain = Table(
+    "phionyx_chain",
+    metadata,
+    Column("trace_id", String, primary_key=True),
+    Column("head", String, nullable=False),
+    Column("length", BigInteger, nullable=False),
+    Column("turns", BigInteger, nullable=False, comment="runs seen so far; the next run gets this turn_index"),
+)
+
+block = Table(
+    "phionyx_block",
+    metadata,
+    Column("block_id", String, primary_key=True),
+    Column("after_hash", String, nullable=False, comment="content hash after the last sealed mutation"),
+    Column("after_size", BigInteger, nullable=False, comment="bytes"),
+    Column("chars", BigInteger, nullable=False, comment="code points"),
+    Column("label", String, nullable=False),
+    Column("agents", Text, nullable=False, comment="JSON list of the agents the block is attached to"),
+    Column("seq", BigInteger, nullable=False, comment="the last envelope about this block"),
+)
+
+outbox = Table(
+    "phionyx_outbox",
+    metadata,
+    Column("id", _BigId, Identity(always=True), primary_key=True),
+    Column("payload", Text, nullable=False, comment="canonical JSON of the captured mutation"),
+    Column("mac", String, nullable=False, comment="HMAC-SHA256 over the payload, keyed from the signing key"),
+    Column("refused", Text, comment="why the sealer will not seal this row; null while it waits"),
+    Column("created_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
+)
+
+worker = Table(
+    "phionyx_worker",
+    metadata,
+    Column("worker_id", String, primary_key=True),
+    Column("seen_at", DateTime(timezone=True), nullable=False),
+    Column("armed", Boolean, nullable=False),
+    Column("key_id", String),
+    Column("info", Text, nullable=False, comment="JSON: what `doctor` shows; written by the worker, not authenticated"),
+)
+
+
+def ledger_url(url: str) -> URL:
+    """The SQLAlchemy URL of a ledger, from any spelling Letta or an operator may use.
+
+    Args:
+        url: ``postgresql://…`` with or without a driver (Letta's own setting), ``sqlite:///file``.
+
+    Raises:
+        StoreError: the text is not a database URL of PostgreSQL or SQLite.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError(
+            "the ledger's database URL cannot be read", remedy="give postgresql://user@host:port/db or sqlite:///file"
+        ) from error
+    backend = parsed.get_backend_name()
+    if backend in ("postgresql", "postgres"):
+        query = dict(parsed.query)
+        if "ssl" in query:  # asyncpg's spelling of libpq's sslmode
+            query.setdefault("sslmode", query.pop("ssl"))
+        query.setdefault("connect_timeout", "5")
+        return parsed.set(drivername="postgresql+psycopg", query=query)
+    if backend == "sqlite":
+        return parsed.set(drivername="sqlite")
+    raise StoreError(
+        f"no ledger can live in {backend}", remedy="use PostgreSQL (Letta's database) or SQLite (sqlite:///file)"
+    )

@@ -1,0 +1,321 @@
+"""Captures every change of a core-memory block in the transaction that makes it (design, decisions 1 and 2).
+
+Letta writes blocks through SQLAlchemy's unit of work and the pivot ``blocks_agents`` through statements; both pass the
+session events used here, with exact before and after. SQL that goes around the session (``text()``, a bare engine) is seen
+but has no before and after: it is a gap in ``open`` mode and refused in ``closed`` mode. psql is not seen at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Delete, Engine, Insert, Update, event, inspect, select
+from sqlalchemy.orm import ORMExecuteState, Session, UOWTransaction
+from sqlalchemy.util import await_only
+
+from phionyx_letta.errors import EvidenceRefused
+from phionyx_letta.plugin import attribution
+from phionyx_letta.plugin.mutation import RECORDED, BlockColumns, attachment_change, block_change
+from phionyx_letta.plugin.outbox import ROLLBACK_SQL, capture_sql
+from phionyx_letta.plugin.statements import blind_write, matching_rows, pivot_result
+
+if TYPE_CHECKING:
+    from phionyx_letta.plugin.runtime import Runtime
+
+_BEFORE = "phionyx_before"
+_DETACHED = "phionyx_detached"
+#: True while a flush runs: its own SQL is not a blind write. Letta's greenlets share the context of their task.
+_flushing: ContextVar[bool] = ContextVar("phionyx_letta_flushing", default=False)
+
+Mutation = dict[str, Any]
+
+
+class Capture:
+    """The session events, and what they need: Letta's models and the plugin's runtime."""
+
+    def __init__(self, runtime: Runtime, orm: Any) -> None:
+        """Take the models from the imported module ``letta.orm``."""
+        self._runtime = runtime
+        self._block, self._pivot, self._agent = orm.Block, orm.BlocksAgents, orm.Agent
+        table, pivot = orm.Block.__table__.c, orm.BlocksAgents.__table__.c
+        self._columns = [table.id, table.organization_id, *(table[name] for name in RECORDED)]
+        self._pivot_columns = [pivot.agent_id, pivot.block_id, pivot.block_label]
+        self._listeners: list[tuple[Any, str, Callable[..., Any]]] = [
+            (Session, "before_flush", self._before_flush),
+            (Session, "after_flush", self._after_flush),
+            (Session, "after_soft_rollback", self._after_rollback),
+            (Session, "do_orm_execute", self._on_statement),
+            (Engine, "before_cursor_execute", self._on_cursor),
+        ]
+
+    def install(self) -> None:
+        """Start listening."""
+        for target, name, listener in self._listeners:
+            event.listen(target, name, listener)
+
+    def uninstall(self) -> None:
+        """Stop listening."""
+        for target, name, listener in self._listeners:
+            event.remove(target, name, listener)
+
+    # -- the unit of work ----------------------------------------------------------------------------------------
+
+    def _before_flush(self, session: Session, _context: UOWTransaction, _instances: Any) -> None:
+        """Read what will be gone or was never loaded: it cannot be read after the flush."""
+        _flushing.set(True)
+        session.info.pop(_BEFORE, None)
+        session.info.pop(_DETACHED, None)
+        deleted = [item for item in session.deleted if isinstance(item, self._block | self._agent)]
+        unknown = [item.id for item in session.dirty if isinstance(item, self._block) and self._old_is_unknown(item)]
+        unknown += [item.id for item in deleted if isinstance(item, self._block) and self._loaded(item) is None]
+        if not unknown and not deleted:
+            return
+        with session.no_autoflush, self._runtime.guarded("reading the state before a write", unknown):
+            connection = session.connection()
+            if unknown:
+                session.info[_BEFORE] = self._read(connection, unknown)
+            if deleted:
+                session.info[_DETACHED] = self._attachments_of(connection, deleted)
+
+    def _after_flush(self, session: Session, _context: UOWTransaction) -> None:
+        """Letta's own statements are done and hold the row locks: only now is the order of our rows the order of writes."""
+        _flushing.set(False)
+        blocks = [item for item in {*session.new, *session.dirty, *session.deleted} if isinstance(item, self._block)]
+        pivots = [item for item in (*session.new, *session.deleted) if isinstance(item, self._pivot)]
+        agents = [item for item in (*session.new, *session.dirty) if isinstance(item, self._agent)]
+        detached = session.info.pop(_DETACHED, ())
+        before = session.info.pop(_BEFORE, {})
+        if not blocks and not pivots and not agents and not detached:
+            return
+        named = [block.id for block in blocks]
+        with self._runtime.guarded("describing a write", named):
+            connection = session.connection()
+            gone = [block for block in blocks if block in session.deleted]
+            kept = [block for block in blocks if block not in session.deleted]
+            mutations = [self._written(connection, block, block in session.new, before) for block in kept]
+            mutations += self._attached(session, agents, pivots)
+            mutations += [self._attachment("detach", *row) for row in detached]
+            mutations += [self._deleted(block, before) for block in gone]
+            self._record(session, [mutation for mutation in mutations if mutation])
+
+    def _after_rollback(self, session: Session, _previous: Any) -> None:
+        _flushing.set(False)
+        session.info.pop(_BEFORE, None)
+        session.info.pop(_DETACHED, None)
+
+    def _old_is_unknown(self, block: Any) -> bool:
+        """A recorded column is written and its old value was never loaded (expired by a rollback, deferred)."""
+        attrs = inspect(block).attrs
+        written = [attrs[name].history for name in RECORDED if attrs[name].history.added]
+        return any(not history.deleted for history in written) or bool(written and self._loaded(block) is None)
+
+    @staticmethod
+    def _loaded(block: Any) -> BlockColumns | None:
+        """The recorded columns as they are in memory; None if one is missing or is not what the database will hold."""
+        values = {name: block.__dict__.get(name, _MISSING) for name in RECORDED}
+        fits = (
+            isinstance(values["value"], str)
+            and isinstance(values["label"], str)
+            and isinstance(values["description"], str | None)
+            and isinstance(values["limit"], int)
+            and isinstance(values["read_only"], bool | None)
+        )
+        return BlockColumns(**values) if fits else None
+
+    def _written(self, connection: Connection, block: Any, is_new: bool, before: dict[str, Any]) -> Mutation | None:
+        after = self._loaded(block)
+        if after is None:
+            after = self._read(connection, [block.id])[block.id][0]
+        return self._change(block.id, None if is_new else self._old(block, after, before), after, block.organization_id)
+
+    def _old(self, block: Any, after: BlockColumns, before: dict[str, Any]) -> BlockColumns:
+        if block.id in before:
+            return before[block.id][0]  # type: ignore[no-any-return]
+        attrs = inspect(block).attrs
+        old = {name: attrs[name].history.deleted for name in RECORDED}
+        return BlockColumns(**{name: old[name][0] if old[name] else getattr(after, name) for name in RECORDED})
+
+    def _deleted(self, block: Any, before: dict[str, Any]) -> Mutation | None:
+        if block.id in before:
+            columns, organization_id = before[block.id]
+        else:
+            columns, organization_id = self._loaded(block), block.organization_id
+            assert columns is not None  # before_flush reads the ones that are not loaded
+            columns = self._old(block, columns, {})
+        return self._change(block.id, columns, None, organization_id)
+
+    def _attached(self, session: Session, agents: list[Any], pivots: list[Any]) -> list[Mutation]:
+        found = []
+        for agent in agents:
+            history = inspect(agent).attrs.core_memory.history
+            found += [self._attachment("attach", agent.id, b.id, b.label, b.organization_id) for b in history.added or ()]
+            found += [self._attachment("detach", agent.id, b.id, b.label, b.organization_id) for b in history.deleted or ()]
+        for row in pivots:
+            kind = "detach" if row in session.deleted else "attach"
+            found.append(self._attachment(kind, row.agent_id, row.block_id, row.block_label))
+        return found
+
+    # -- statements ----------------------------------------------------------------------------------------------
+
+    def _on_statement(self, state: ORMExecuteState) -> Any:
+        statement = state.statement
+        if not isinstance(statement, Insert | Update | Delete):
+            return None
+        name = getattr(statement.table, "name", None)
+        if name == "blocks_agents":
+            return self._pivot_statement(state, statement)
+        if name == "block":
+            return self._block_statement(state, statement)
+        if name == "agents" and isinstance(statement, Delete):
+            return self._agents_deleted(state, statement)
+        return None
+
+    def _pivot_statement(self, state: ORMExecuteState, statement: Insert | Update | Delete) -> Any:
+        """RETURNING tells exactly which rows came and went; ``ON CONFLICT DO NOTHING`` would look like an attach."""
+        connection = state.session.connection()
+        old: list[Any] = []
+        if isinstance(statement, Update):
+            with self._runtime.guarded("reading attachments before a bulk write", []):
+                old = matching_rows(connection, statement, state.parameters, self._pivot_columns)
+        result, rows = pivot_result(state, statement, self._pivot_columns)
+        with self._runtime.guarded("describing an attachment", [row[1] for row in rows]):
+            gone = rows if isinstance(statement, Delete) else old
+            come = [] if isinstance(statement, Delete) else rows
+            moved = {(row[0], row[1]) for row in gone} & {(row[0], row[1]) for row in come}
+            self._record(
+                state.session,
+                [self._attachment("detach", *row) for row in gone if (row[0], row[1]) not in moved]
+                + [self._attachment("attach", *row) for row in come if (row[0], row[1]) not in moved],
+            )
+        return result
+
+    def _block_statement(self, state: ORMExecuteState, statement: Insert | Update | Delete) -> Any:
+        """``update(Block)`` and its like: the rows are locked and read before, and read again after."""
+        connection = state.session.connection()
+        if isinstance(statement, Insert):
+            result, keys = pivot_result(state, statement, self._columns[:1])
+            ids = [key[0] for key in keys]
+            with self._runtime.guarded("describing a bulk insert", ids):
+                self._record_changes(state.session, {}, self._read(connection, ids))
+            return result
+        before: dict[str, Any] = {}
+        detached: list[Any] = []
+        with self._runtime.guarded("reading the state before a bulk write", []):
+            rows = matching_rows(connection, statement, state.parameters, self._columns)
+            before = {row[0]: (_columns(row), row[1]) for row in rows}
+            detached = self._attachments(connection, block_ids=before) if isinstance(statement, Delete) else []
+        result = state.invoke_statement(execution_options={"phionyx_captured": True})
+        with self._runtime.guarded("describing a bulk write", list(before)):
+            self._record(state.session, [self._attachment("detach", *row) for row in detached])
+            after = {} if isinstance(statement, Delete) else self._read(connection, before)
+            self._record_changes(state.session, before, after)
+        return result
+
+    def _record_changes(self, session: Session, before: dict[str, Any], after: dict[str, Any]) -> None:
+        nothing = (None, None)
+        changes = [
+            self._change(i, before.get(i, nothing)[0], after.get(i, nothing)[0], (after.get(i) or before[i])[1])
+            for i in {**before, **after}
+        ]
+        self._record(session, [change for change in changes if change])
+
+    def _agents_deleted(self, state: ORMExecuteState, statement: Delete) -> Any:
+        connection = state.session.connection()
+        detached: list[Any] = []
+        with self._runtime.guarded("reading the blocks of agents that are deleted", []):
+            agents = matching_rows(connection, statement, state.parameters, [self._agent.__table__.c.id])
+            detached = self._attachments(connection, agent_ids=[row[0] for row in agents])
+        result = state.invoke_statement()
+        with self._runtime.guarded("describing the end of an agent", [row[1] for row in detached]):
+            self._record(state.session, [self._attachment("detach", *row) for row in detached])
+        return result
+
+    def _on_cursor(
+        self, connection: Connection, _cursor: Any, statement: str, _parameters: Any, context: Any, _many: bool
+    ) -> None:
+        if "block" not in statement or _flushing.get() or not blind_write(statement):
+            return
+        if context is not None and context.execution_options.get("phionyx_captured"):
+            return
+        self._runtime.gap("a statement outside Letta's sessions wrote blocks: no before and after", [], statement[:200])
+
+    # -- reading and recording -----------------------------------------------------------------------------------
+
+    def _read(self, connection: Connection, ids: Iterable[str]) -> dict[str, tuple[BlockColumns, str]]:
+        query = select(*self._columns).where(self._block.__table__.c.id.in_(list(ids)))
+        with connection.begin_nested():  # a failed read must not abort Letta's transaction
+            return {row[0]: (_columns(row), row[1]) for row in connection.execute(query)}
+
+    def _attachments_of(self, connection: Connection, deleted: list[Any]) -> list[Any]:
+        return self._attachments(
+            connection,
+            agent_ids=[item.id for item in deleted if isinstance(item, self._agent)],
+            block_ids=[item.id for item in deleted if isinstance(item, self._block)],
+        )
+
+    def _attachments(
+        self, connection: Connection, *, agent_ids: Iterable[str] = (), block_ids: Iterable[str] = ()
+    ) -> list[Any]:
+        """Pivot rows that the database will cascade away."""
+        agent_id, block_id, _ = self._pivot_columns
+        found = select(*self._pivot_columns).where(agent_id.in_(list(agent_ids)) | block_id.in_(list(block_ids)))
+        with connection.begin_nested():
+            return list(connection.execute(found))
+
+    def _change(
+        self, block_id: str, before: BlockColumns | None, after: BlockColumns | None, organization_id: str | None
+    ) -> Mutation | None:
+        return block_change(
+            block_id,
+            before,
+            after,
+            attribution.current(),
+            organization_id=organization_id,
+            include_diff_text=self._runtime.settings.include_diff_text,
+        )
+
+    @staticmethod
+    def _attachment(kind: str, agent_id: str, block_id: str, label: str, organization_id: str | None = None) -> Mutation:
+        return attachment_change(kind, block_id, label, agent_id, attribution.current(), organization_id=organization_id)
+
+    def _record(self, session: Session, mutations: list[Mutation]) -> None:
+        if not mutations:
+            return
+        named = [mutation["block_id"] for mutation in mutations]
+        if self._runtime.key is None:
+            self._runtime.gap(self._runtime.key_error or "no signing key", named)
+            return
+        worker = self._runtime.worker_id
+        rows = [self._runtime.key.outbox.seal({**mutation, "worker": worker}) for mutation in mutations]
+        connection = session.connection()
+        try:
+            _run_simple(connection, capture_sql(rows, self._runtime.settings.lock_timeout_ms))
+        except EvidenceRefused:
+            raise
+        except Exception as error:
+            _run_simple(connection, ROLLBACK_SQL)
+            self._runtime.gap("the outbox did not take a row", named, error)
+        else:
+            self._runtime.captured(len(rows))
+
+
+_MISSING = object()
+
+
+def _columns(row: Any) -> BlockColumns:
+    return BlockColumns(*row[2:])
+
+
+def _run_simple(connection: Connection, sql: str) -> None:
+    """Send one multi-statement query on the connection of Letta's transaction, past SQLAlchemy's own events."""
+    driver: Any = connection.connection.driver_connection
+    if type(driver).__module__.startswith("asyncpg"):
+        await_only(driver.execute(sql))  # without arguments asyncpg uses the simple protocol: one round trip
+        return
+    cursor = connection.connection.cursor()
+    try:
+        cursor.execute(sql)
+    finally:
+        cursor.close()

@@ -1,0 +1,91 @@
+"""One captured mutation as a row: its payload, what authenticates it, and the SQL that stores it.
+
+A row is written in the transaction of the memory write it describes. The MAC, keyed from the signing key that lives only
+in the process, is why an attacker who owns the database still cannot have a forged row signed; the nonce, unique in the
+ledger, is why a copied row cannot be sealed twice (design, decision 2).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phionyx_letta.envelope import canonical_json
+from phionyx_letta.signing import Signer
+
+#: Version of the payload; the sealer refuses one it does not know.
+PAYLOAD_VERSION = 1
+_PURPOSE = "phionyx-letta/outbox/v1"
+_REQUIRED = {"v", "nonce", "key_id", "at", "kind", "event", "block_id", "block_label", "producer", "diff", "letta"}
+
+
+@dataclass(frozen=True)
+class OutboxKey:
+    """Authenticates rows. Derived from the signing key, never stored."""
+
+    key_id: str
+    secret: bytes
+
+    @classmethod
+    def of(cls, signer: Signer) -> OutboxKey:
+        """The outbox key of a signing key.
+
+        Raises:
+            SigningKeyError: the signer has no key (unsigned).
+        """
+        return cls(signer.key_id, signer.derive_key(_PURPOSE))
+
+    def mac(self, payload: str) -> str:
+        """HMAC-SHA256 of a payload, 64 hex digits."""
+        return hmac.new(self.secret, payload.encode("ascii"), hashlib.sha256).hexdigest()
+
+    def seal(self, mutation: dict[str, Any]) -> tuple[str, str]:
+        """Payload and MAC of a captured mutation; adds version, nonce and key id."""
+        payload = canonical_json({**mutation, "v": PAYLOAD_VERSION, "nonce": secrets.token_hex(16), "key_id": self.key_id})
+        return payload, self.mac(payload)
+
+
+def open_payload(payload: str) -> dict[str, Any] | None:
+    """The fields of a payload, not yet authenticated; None if it is not one of ours."""
+    try:
+        fields = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict) or not fields.keys() >= _REQUIRED or fields["v"] != PAYLOAD_VERSION:
+        return None
+    return fields
+
+
+def authentic(key: OutboxKey, payload: str, mac: str) -> bool:
+    """Whether this key made this MAC over this payload."""
+    if not payload.isascii() or not mac.isascii():
+        return False
+    return hmac.compare_digest(key.mac(payload), mac)
+
+
+def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int) -> str:
+    """Everything a capture does, as one simple-protocol query: one round trip (measured: 1.06 x a bare update).
+
+    The savepoint keeps a failure of ours out of Letta's transaction. The lock timeout bounds the wait on a locked outbox;
+    the value before it is put back, so that Letta's next statement runs under its own.
+    Values are dollar-quoted under a random tag, so that no setting of the server changes how they are read.
+    """
+    tag = f"$p{secrets.token_hex(8)}$"
+    values = ",".join(f"({tag}{payload}{tag},'{mac}')" for payload, mac in rows)
+    return (
+        "savepoint phionyx_capture;"
+        "select set_config('phionyx.lock_timeout',current_setting('lock_timeout'),true);"
+        f"set local lock_timeout={int(lock_timeout_ms)};"
+        f"insert into phionyx_outbox(payload,mac)values{values};"
+        "select set_config('lock_timeout',current_setting('phionyx.lock_timeout'),true);"
+        "release savepoint phionyx_capture"
+    )
+
+
+#: Undoes a failed capture; Letta's own work before it stays.
+ROLLBACK_SQL = "rollback to savepoint phionyx_capture;release savepoint phionyx_capture"

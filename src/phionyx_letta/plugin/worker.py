@@ -1,0 +1,231 @@
+"""One armed process: capture, wrappers, sealer thread and heartbeat, and how they start, survive a fork and stop."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import threading
+import time
+import weakref
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import Any
+
+from sqlalchemy import delete
+from sqlalchemy.dialects.postgresql import insert
+
+from phionyx_letta import __version__
+from phionyx_letta.errors import StoreError, UnsupportedLetta
+from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.plugin import headers
+from phionyx_letta.plugin.baseline import record_baseline
+from phionyx_letta.plugin.capture import Capture
+from phionyx_letta.plugin.mutation import RECORDED
+from phionyx_letta.plugin.runtime import Runtime, logger
+from phionyx_letta.plugin.sealer import Sealer
+from phionyx_letta.plugin.targets import FOUND, TARGETS, Wrapping
+from phionyx_letta.settings import load_settings
+
+#: How often a worker says it lives, s; `doctor` and the sealer call one dead after 30 s of silence.
+HEARTBEAT = 5.0
+#: Waits between attempts while the database does not answer, s.
+_RETRY = 1.0
+
+
+class Worker:
+    """What is armed in this process."""
+
+    def __init__(self, runtime: Runtime, letta_version: str | None) -> None:
+        """Use ``start``."""
+        self.runtime = runtime
+        self.letta_version = letta_version
+        self.unsupported: str | None = None
+        self.wrapping = Wrapping()
+        self.url: str | None = None
+        self._capture: Capture | None = None
+        self._app: Any = None
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    @classmethod
+    def start(cls, orm: ModuleType, letta_version: str | None) -> Worker:
+        """Begin to capture.
+
+        Raises:
+            SettingsError: a variable has an unusable value.
+            UnsupportedLetta: in closed mode, the models do not have what capture needs.
+        """
+        worker = cls(Runtime(load_settings()), letta_version)
+        worker.unsupported = _unfit(orm)
+        if worker.unsupported is None:
+            worker._capture = Capture(worker.runtime, orm)
+            worker._capture.install()
+        elif worker.runtime.settings.on_error == "closed":
+            raise UnsupportedLetta(worker.unsupported, remedy="install letta==0.16.8, or unset PHIONYX_LETTA_ENABLE")
+        else:
+            logger.error("phionyx-letta captures nothing: %s; install letta==0.16.8", worker.unsupported)
+        if letta_version not in _supported() and worker.unsupported is None:
+            logger.warning("phionyx-letta was not tested with letta %s; `phionyx-letta doctor` shows what it found", letta_version)
+        _survive_fork(worker)
+        return worker
+
+    def connect(self, database: ModuleType) -> None:
+        """Letta's database is known: make the tables, start the sealer."""
+        self.url = _letta_url(database)
+        try:
+            SqlLedger(self.url).close()
+        except StoreError as error:
+            logger.error("phionyx-letta: %s", error)  # the thread goes on trying
+        self._start_thread()
+
+    def wrap(self, module: ModuleType) -> None:
+        """Wrap what this module has of the targets."""
+        self.wrapping.wrap_module(module)
+        for name, status in self.wrapping.status.items():
+            if status != FOUND:
+                logger.warning("phionyx-letta: %s is %s in this Letta; its attribution is left out", name, status)
+
+    def watch_requests(self, app: Any) -> None:
+        """Read the request headers."""
+        if self._app is None:
+            self._app = app
+            headers.watch(app)
+
+    def stop(self) -> None:
+        """Restore every original and stop the thread; what is in the outbox stays."""
+        self._stop.set()
+        if self._capture is not None:
+            self._capture.uninstall()
+        self.wrapping.unwrap_all()
+        if self._app is not None:
+            headers.unwatch(self._app)
+            self._app = None
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(timeout=10)
+        self._thread = None
+
+    def after_fork(self) -> None:
+        """In the child: threads are gone, and so is the right to the parent's connections."""
+        self.runtime.new_worker()
+        self._stop = threading.Event()
+        self._thread = None
+        if self.url is not None and self._capture is not None:
+            self._start_thread()
+
+    def describe(self) -> dict[str, Any]:
+        """What `doctor` shows of this process."""
+        return {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "version": __version__,
+            "letta": self.letta_version,
+            "unsupported": self.unsupported,
+            "on_error": self.runtime.settings.on_error,
+            "key_source": self.runtime.key.source if self.runtime.key else None,
+            "key_error": self.runtime.key_error,
+            "targets": {target.name: self.wrapping.status.get(target.name, "not imported") for target in TARGETS},
+            "captured": self.runtime.counts["captured"],
+            "gaps": self.runtime.counts["gaps"],
+            "last_gaps": list(self.runtime.gaps),
+        }
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _start_thread(self) -> None:
+        if self._thread is None and not self._stop.is_set():
+            self._thread = threading.Thread(target=self._run, name="phionyx-letta-sealer", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        """Seal, beat, and go on after every failure: the database may be away for a while."""
+        stop, ledger, failing = self._stop, None, ""
+        assert self.url is not None
+        while not stop.is_set():
+            try:
+                ledger = ledger or SqlLedger(self.url)
+                failing = ""
+                self._attend(ledger, stop)
+            except Exception as error:  # nothing that happens here may end the thread
+                message = f"{type(error).__name__}: {error}"
+                if message != failing:
+                    logger.error("phionyx-letta: the sealer waits for the ledger: %s", message)
+                failing = message
+                stop.wait(_RETRY)
+        if ledger is not None:
+            self._leave(ledger)
+
+    def _attend(self, ledger: SqlLedger, stop: threading.Event) -> None:
+        settings, key = self.runtime.settings, self.runtime.key
+        sealer = Sealer(ledger, key, batch=settings.batch) if key and settings.sealer else None
+        beat_at, baseline_at = 0.0, None if settings.baseline == "off" or key is None else 0.0
+        while not stop.is_set():
+            now = time.monotonic()
+            if now >= beat_at:
+                self._beat(ledger)
+                beat_at = now + HEARTBEAT
+            if key is not None and baseline_at is not None and now >= baseline_at:
+                left = record_baseline(ledger, key.outbox, self.runtime.worker_id)
+                baseline_at = now + (settings.poll_ms / 1000 if left > 1 else _RETRY) if left else None
+            if sealer is not None and ledger.has_pending():
+                sealer.seal_pending()
+            stop.wait(settings.poll_ms / 1000)
+        if sealer is not None:
+            sealer.seal_pending()
+
+    def _beat(self, ledger: SqlLedger) -> None:
+        values = {
+            "worker_id": self.runtime.worker_id,
+            "seen_at": datetime.now(UTC),
+            "armed": self._capture is not None,
+            "key_id": self.runtime.key.outbox.key_id if self.runtime.key else None,
+            "info": json.dumps(self.describe()),
+        }
+        statement = insert(tables.worker).values(values)
+        changed = {name: value for name, value in values.items() if name != "worker_id"}
+        with ledger.engine.begin() as connection:
+            connection.execute(statement.on_conflict_do_update(index_elements=["worker_id"], set_=changed))
+
+    def _leave(self, ledger: SqlLedger) -> None:
+        try:
+            with ledger.engine.begin() as connection:
+                connection.execute(delete(tables.worker).where(tables.worker.c.worker_id == self.runtime.worker_id))
+        except Exception as error:
+            logger.warning("phionyx-letta: this worker could not sign off: %s", error)
+        ledger.close()
+
+
+def _unfit(orm: ModuleType) -> str | None:
+    """Why these models cannot be watched; None if they can."""
+    for name in ("Block", "BlocksAgents", "Agent"):
+        if not hasattr(orm, name):
+            return f"letta.orm has no {name}"
+    missing = [name for name in RECORDED if name not in orm.Block.__table__.c]
+    return f"the table block has no column {', '.join(missing)}" if missing else None
+
+
+def _supported() -> tuple[str, ...]:
+    from phionyx_letta.plugin.activation import SUPPORTED
+
+    return SUPPORTED
+
+
+def _letta_url(database: ModuleType) -> str:
+    """The URI of Letta's own engine, with its password."""
+    return str(database.engine.url.render_as_string(hide_password=False))
+
+
+_alive: weakref.WeakSet[Worker] = weakref.WeakSet()
+_registered = False
+
+
+def _survive_fork(worker: Worker) -> None:
+    global _registered
+    _alive.add(worker)
+    if not _registered:
+        _registered = True
+        os.register_at_fork(after_in_child=lambda: [item.after_fork() for item in list(_alive)])
+        atexit.register(lambda: [item.stop() for item in list(_alive)])
+

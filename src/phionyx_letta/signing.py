@@ -1,0 +1,453 @@
+"""Signers, verifiers and key files.
+
+Ed25519 for evidence; HMAC for demonstrations (whoever can check it can also forge it); `unsigned` where nothing is configured, so
+that a missing key is visible in every envelope. No error, log line or repr here shows key material. `cryptography` is imported
+when a key is first used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from phionyx_letta.errors import SigningKeyError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+__all__ = [
+    "DEMO_SECRET",
+    "Ed25519Signer",
+    "Ed25519Verifier",
+    "HmacSigner",
+    "HmacVerifier",
+    "Signer",
+    "TrustedKeys",
+    "UnsignedSigner",
+    "Verifier",
+    "generate_key",
+    "get_signer",
+    "key_id_of",
+    "load_verifier",
+    "signature_algorithm",
+]
+
+ENV_KEY, ENV_KEY_ID, ENV_DEMO = "PHIONYX_LETTA_SIGNING_KEY", "PHIONYX_LETTA_KEY_ID", "PHIONYX_LETTA_DEMO"
+DEMO_SECRET = "published with phionyx-letta: proves nothing"
+UNSIGNED = "unsigned"
+
+_log = logging.getLogger(__name__)
+_SEED = re.compile(r"[0-9a-fA-F]{64}")
+_ED25519 = re.compile(r"ed25519:[0-9a-f]{128}")
+_HMAC = re.compile(r"hmac-sha256:[0-9a-f]{32}")
+_HMAC_DIGITS = 32  # the peers' envelopes carry the first half of the digest
+_PRIVATE_MARK = "# phionyx-letta private signing key"
+_PUBLIC_MARK = "# phionyx-letta public key"
+
+
+class Signer(Protocol):
+    """Signs the ASCII text of an envelope's hash."""
+
+    @property
+    def algorithm(self) -> str:
+        """`ed25519`, `hmac-sha256` or `unsigned`."""
+        ...
+
+    @property
+    def key_id(self) -> str | None:
+        """The name of the key, or None where there is none."""
+        ...
+
+    def sign(self, message: str, /) -> str:
+        """Return `<algorithm>:<hex>` over `message`, or `unsigned`."""
+        ...
+
+    def derive_key(self, purpose: str) -> bytes:
+        """Return 32 bytes that only the holder of this key can know, different for each purpose."""
+        ...
+
+
+class Verifier(Protocol):
+    """Checks signatures against a key its user has chosen to trust."""
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm it checks."""
+        ...
+
+    @property
+    def key_id(self) -> str:
+        """The name of the key (or keys) it trusts."""
+        ...
+
+    def verify(self, signed: str, signature: str) -> bool:
+        """Return whether `signature` is this key's signature of `signed`; never raise."""
+        ...
+
+
+class Ed25519Signer:
+    """Signs with an Ed25519 private key."""
+
+    algorithm = "ed25519"
+
+    def __init__(self, private_key_hex: str, key_id: str | None = None) -> None:
+        """Load the 32-byte seed given as 64 hex digits; `key_id` is derived from the public key unless given.
+
+        Raises:
+            SigningKeyError: the seed is not 64 hex digits, or the key id is empty.
+        """
+        self._seed = _seed_bytes(private_key_hex, "the private key")
+        self._key: Ed25519PrivateKey = _private_key(self._seed)
+        self.public_key_hex: str = self._key.public_key().public_bytes_raw().hex()
+        self.key_id: str = _checked_key_id(key_id) if key_id is not None else key_id_of(self.public_key_hex)
+
+    def sign(self, message: str, /) -> str:
+        """Return `ed25519:<128 hex>`."""
+        return "ed25519:" + self._key.sign(_signed_bytes(message)).hex()
+
+    def derive_key(self, purpose: str) -> bytes:
+        """Return 32 bytes by HKDF-SHA256 (RFC 5869) from the seed."""
+        return _hkdf(self._seed, purpose)
+
+    def __repr__(self) -> str:
+        """Name the key, not its value."""
+        return f"Ed25519Signer(key_id={self.key_id!r})"
+
+
+class HmacSigner:
+    """Signs with a shared secret: whoever verifies can forge, so it is evidence of nothing towards a third party."""
+
+    algorithm = "hmac-sha256"
+
+    def __init__(self, secret: str) -> None:
+        """Take the secret (any non-empty text).
+
+        Raises:
+            SigningKeyError: the secret is empty or not text.
+        """
+        self._secret = _secret_bytes(secret)
+        self.key_id: str = "hmac:" + _hkdf(self._secret, "key id").hex()[:16]
+
+    def sign(self, message: str, /) -> str:
+        """Return `hmac-sha256:<32 hex>`."""
+        return _hmac_signature(self._secret, message)
+
+    def derive_key(self, purpose: str) -> bytes:
+        """Return 32 bytes by HKDF-SHA256 (RFC 5869) from the secret."""
+        return _hkdf(self._secret, purpose)
+
+    def __repr__(self) -> str:
+        """Name the key, not its value."""
+        return f"HmacSigner(key_id={self.key_id!r})"
+
+
+class UnsignedSigner:
+    """Says `unsigned` in every envelope: hashes and order still hold, but nobody vouches for them."""
+
+    algorithm = UNSIGNED
+    key_id: str | None = None
+
+    def sign(self, message: str, /) -> str:
+        """Return `unsigned`."""
+        return UNSIGNED
+
+    def derive_key(self, purpose: str) -> bytes:
+        """Refuse: there is no secret.
+
+        Raises:
+            SigningKeyError: always.
+        """
+        raise SigningKeyError(f"there is no key to derive the {purpose} key from", f"set {ENV_KEY}")
+
+
+class Ed25519Verifier:
+    """Checks `ed25519:` signatures with one public key."""
+
+    algorithm = "ed25519"
+
+    def __init__(self, public_key: str | os.PathLike[str], key_id: str | None = None) -> None:
+        """Load a public key from its 64 hex digits or from a `.pub` file.
+
+        Raises:
+            SigningKeyError: neither hex digits nor a readable public-key file; or a private key given by mistake.
+        """
+        self.public_key_hex: str = _public_key_hex(public_key)
+        self._key: Ed25519PublicKey = _public_key(self.public_key_hex)
+        self.key_id: str = _checked_key_id(key_id) if key_id is not None else key_id_of(self.public_key_hex)
+
+    def verify(self, signed: str, signature: str) -> bool:
+        """Return whether the signature is this key's; anything malformed is simply not."""
+        if not isinstance(signed, str) or not isinstance(signature, str) or not _ED25519.fullmatch(signature):
+            return False
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            self._key.verify(bytes.fromhex(signature[8:]), _signed_bytes(signed))
+        except InvalidSignature:
+            return False
+        return True
+
+
+class HmacVerifier:
+    """Checks `hmac-sha256:` signatures with the shared secret."""
+
+    algorithm = "hmac-sha256"
+
+    def __init__(self, secret: str) -> None:
+        """Take the secret (any non-empty text).
+
+        Raises:
+            SigningKeyError: the secret is empty or not text.
+        """
+        self._secret = _secret_bytes(secret)
+        self.key_id: str = "hmac:" + _hkdf(self._secret, "key id").hex()[:16]
+
+    def verify(self, signed: str, signature: str) -> bool:
+        """Return whether the signature was made with this secret; anything malformed is simply not."""
+        if not isinstance(signed, str) or not isinstance(signature, str) or not _HMAC.fullmatch(signature):
+            return False
+        return hmac.compare_digest(_hmac_signature(self._secret, signed), signature)
+
+
+class TrustedKeys:
+    """Several trusted keys: a signature is good if it is that of any of them (keys change over a chain's life)."""
+
+    def __init__(self, verifiers: Iterable[Verifier]) -> None:
+        """Take the verifiers.
+
+        Raises:
+            SigningKeyError: there are none.
+        """
+        self._verifiers = list(verifiers)
+        if not self._verifiers:
+            raise SigningKeyError("no trusted key was given", "pass at least one verifier")
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithms, comma separated."""
+        return ",".join(sorted({one.algorithm for one in self._verifiers}))
+
+    @property
+    def key_id(self) -> str:
+        """The key ids, comma separated."""
+        return ",".join(sorted({one.key_id for one in self._verifiers}))
+
+    def verify(self, signed: str, signature: str) -> bool:
+        """Return whether any trusted key made the signature."""
+        for index, one in enumerate(self._verifiers):
+            if one.verify(signed, signature):
+                if index:  # chains are signed in long runs by one key: try that one first next time
+                    self._verifiers.insert(0, self._verifiers.pop(index))
+                return True
+        return False
+
+
+def signature_algorithm(signature: str) -> str:
+    """Return what comes before the colon; `unsigned` for none; `unknown` for what has no algorithm."""
+    if not isinstance(signature, str):
+        return "unknown"
+    if signature in ("", UNSIGNED):
+        return UNSIGNED
+    algorithm, colon, _ = signature.partition(":")
+    return algorithm if colon and algorithm else "unknown"
+
+
+def key_id_of(public_key_hex: str) -> str:
+    """Return `ed25519:` and the first 16 hex digits of the SHA-256 of the public key's 32 bytes.
+
+    Raises:
+        SigningKeyError: not 64 hex digits.
+    """
+    return "ed25519:" + hashlib.sha256(_seed_bytes(public_key_hex, "the public key")).hexdigest()[:16]
+
+
+def get_signer(environ: Mapping[str, str] | None = None) -> Signer:
+    """Return the signer the environment (`os.environ` unless given) asks for.
+
+    `PHIONYX_LETTA_SIGNING_KEY` (a path or 64 hex digits) gives Ed25519, named by `PHIONYX_LETTA_KEY_ID` or by the key itself; else
+    `PHIONYX_LETTA_DEMO=1` gives HMAC with a published secret; else envelopes say `unsigned`.
+
+    Raises:
+        SigningKeyError: the key is set but missing, unreadable or malformed.
+    """
+    environ = os.environ if environ is None else environ
+    given = environ.get(ENV_KEY, "").strip()
+    if given:
+        return Ed25519Signer(_load_seed(given), environ.get(ENV_KEY_ID, "").strip() or None)
+    if environ.get(ENV_DEMO, "").strip() == "1":
+        return HmacSigner(DEMO_SECRET)
+    return UnsignedSigner()
+
+
+def generate_key(path: str | os.PathLike[str]) -> str:
+    """Create an Ed25519 key: the private key in `path` (mode 0600), the public key in `<path>.pub` (0644).
+
+    Returns:
+        The public key as 64 hex digits.
+
+    Raises:
+        SigningKeyError: either file exists (a key is never overwritten) or the folder cannot be written.
+    """
+    seed = os.urandom(32)
+    public = _private_key(seed).public_key().public_bytes_raw().hex()
+    key_id = key_id_of(public)
+    private_path = Path(path)
+    public_path = private_path.with_name(private_path.name + ".pub")
+    try:
+        private_path.parent.mkdir(parents=True, exist_ok=True)
+        _create(private_path, f"{_PRIVATE_MARK} {key_id}\n{seed.hex()}\n", 0o600)
+        try:
+            _create(public_path, f"{_PUBLIC_MARK} {key_id}\n{public}\n", 0o644)
+        except OSError:
+            private_path.unlink()  # ours, made a moment ago: leave no half pair behind
+            raise
+    except FileExistsError as error:
+        raise SigningKeyError(f"{error.filename} exists", "choose another path, or move the old key away") from None
+    except OSError as error:
+        raise SigningKeyError(
+            f"no key can be written to {private_path}: {error.strerror}", "choose a folder this user may write"
+        ) from None
+    return public
+
+
+def load_verifier(key: str | os.PathLike[str], key_id: str | None = None) -> Ed25519Verifier:
+    """Return the verifier of a public key given as 64 hex digits or as the path of a `.pub` file.
+
+    Raises:
+        SigningKeyError: as for `Ed25519Verifier`.
+    """
+    return Ed25519Verifier(key, key_id)
+
+
+def _load_seed(given: str) -> str:
+    if _SEED.fullmatch(given):
+        return given
+    path = Path(given)
+    remedy = f"give {ENV_KEY} the path of a key file or 64 hex digits; `phionyx-letta keygen PATH` makes one"
+    text = _read_key_file(path, f"the signing key of {ENV_KEY}", remedy)
+    if text.lstrip().startswith(_PUBLIC_MARK):
+        raise SigningKeyError(f"{ENV_KEY} names a public key", "give it the private key, the file without .pub")
+    value = _last_line(text)
+    if not _SEED.fullmatch(value):
+        raise SigningKeyError(f"the key file of {ENV_KEY} does not end in a line of 64 hex digits", remedy)
+    _warn_if_open(path)
+    return value
+
+
+def _public_key_hex(given: str | os.PathLike[str]) -> str:
+    remedy = "give 64 hex digits or the path of a .pub file"
+    if isinstance(given, str) and _SEED.fullmatch(given.strip()):
+        return given.strip().lower()
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise SigningKeyError("no public key was given", remedy)
+    path = Path(given)
+    text = _read_key_file(path, "the public key", remedy)
+    if _PRIVATE_MARK in text or _is_private_of_pair(path, text):
+        raise SigningKeyError(f"{path} is a private key", f"give the public key, {path}.pub, and keep this one secret")
+    value = _last_line(text)
+    if not _SEED.fullmatch(value):
+        raise SigningKeyError(f"{path} does not end in a line of 64 hex digits", remedy)
+    return value.lower()
+
+
+def _is_private_of_pair(path: Path, text: str) -> bool:
+    """Recognise a private key without our heading: the public key beside it is the one it makes."""
+    public_path = path.with_name(path.name + ".pub")
+    value = _last_line(text)
+    if not _SEED.fullmatch(value) or not public_path.is_file():
+        return False
+    made = _private_key(bytes.fromhex(value)).public_key().public_bytes_raw().hex()
+    return _last_line(_read_key_file(public_path, "the public key", "")).lower() == made
+
+
+def _read_key_file(path: Path, what: str, remedy: str) -> str:
+    """Read a small text file; the path may itself be key material typed wrongly, so it is shown only where it is a file."""
+    try:
+        if not path.is_file():
+            raise SigningKeyError(f"{what} is neither 64 hex digits nor an existing file", remedy)
+        with path.open("rb") as file:
+            return file.read(65_536).decode("utf-8")
+    except UnicodeDecodeError:
+        raise SigningKeyError(f"{what} in {path} is not a text file", remedy) from None
+    except ValueError as error:  # NUL in the path
+        if isinstance(error, SigningKeyError):
+            raise
+        raise SigningKeyError(f"{what} is not a path", remedy) from None
+    except OSError as error:
+        raise SigningKeyError(f"{what} cannot be read: {error.strerror}", remedy) from None
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line for line in reversed(lines) if line and not line.startswith("#")), "")
+
+
+def _warn_if_open(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            _log.warning("the private key %s can be read by other users; chmod 600 it", path)
+
+
+def _create(path: Path, text: str, mode: int) -> None:
+    """Create a file that did not exist, with its final mode from the start, and make it durable."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        os.fchmod(descriptor, mode)  # whatever the umask says
+        file.write(text)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _seed_bytes(given: str, what: str) -> bytes:
+    if not isinstance(given, str) or not _SEED.fullmatch(given.strip()):
+        raise SigningKeyError(f"{what} is not 64 hex digits", "`phionyx-letta keygen PATH` makes a key")
+    return bytes.fromhex(given.strip())
+
+
+def _checked_key_id(key_id: str) -> str:
+    if not isinstance(key_id, str) or not key_id:
+        raise SigningKeyError("the key id is empty", f"unset {ENV_KEY_ID} to derive it from the key")
+    return key_id
+
+
+def _secret_bytes(secret: str) -> bytes:
+    if not isinstance(secret, str) or not secret:
+        raise SigningKeyError("the HMAC secret is empty", "pass a long random text")
+    return secret.encode("utf-8", "surrogatepass")
+
+
+def _private_key(seed: bytes) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(seed)
+
+
+def _public_key(public_key_hex: str) -> Ed25519PublicKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key_hex))
+    except ValueError:
+        raise SigningKeyError("these 32 bytes are not an Ed25519 public key", "check the key for a typing error") from None
+
+
+def _signed_bytes(message: str) -> bytes:
+    return message.encode("utf-8", "surrogatepass")
+
+
+def _hmac_signature(secret: bytes, message: str) -> str:
+    return "hmac-sha256:" + hmac.new(secret, _signed_bytes(message), hashlib.sha256).hexdigest()[:_HMAC_DIGITS]
+
+
+def _hkdf(secret: bytes, purpose: str) -> bytes:
+    """HKDF-SHA256 (RFC 5869), one block: extract under a fixed salt, expand for the purpose."""
+    extracted = hmac.new(b"phionyx-letta/hkdf/v1", secret, hashlib.sha256).digest()
+    return hmac.new(extracted, purpose.encode("utf-8", "surrogatepass") + b"\x01", hashlib.sha256).digest()
