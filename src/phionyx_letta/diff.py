@@ -1,9 +1,9 @@
 """What a mutation did to a block's text: hashes, sizes and character counts, and on request a unified diff.
 
 Counts come from a longest common subsequence over code points, so any implementation gets the same numbers:
-`added + unchanged == len(after)` and `removed + unchanged == len(before)`. The cost is bounded, because this runs next to an
-agent: see `phionyx_letta._lcs` for the bound and for what is counted beyond it. Content never leaves this module unless
-`include_diff_text` asks for it.
+`added + unchanged == len(after)` and `removed + unchanged == len(before)`. The cost is bounded, because this runs next to
+an agent: see `phionyx_letta._align` for the bound and for what is counted beyond it. Content never leaves this module
+unless `include_diff_text` asks for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from phionyx_letta._lcs import common_length
+from phionyx_letta._align import common_length
 from phionyx_letta.errors import InvalidMutation
 
 __all__ = ["MemoryDiff", "compute_memory_diff", "content_hash", "preload"]
@@ -31,7 +31,9 @@ class MemoryDiff:
     Hashes are `sha256:<64 hex>` of the UTF-8 text, sizes are bytes of UTF-8, counts are Unicode code points.
     `counts_method` is `"lcs"` where the counts are exact, else the name of the bounded method that gave them.
     `commitment` is `"sha256"` for bare hashes, `"hmac-sha256"` where they are keyed with a salt (see `content_hash`).
-    Raises `InvalidMutation` where a field has the wrong type or form.
+
+    Raises:
+        InvalidMutation: a field has the wrong type or form.
     """
 
     before_hash: str
@@ -50,7 +52,9 @@ class MemoryDiff:
         for name in ("before_hash", "after_hash"):
             value = getattr(self, name)
             if not isinstance(value, str) or not _HASH.fullmatch(value):
-                raise InvalidMutation(f"diff.{name} is not of the form sha256:<64 hex digits>", "use content_hash(text)")
+                raise InvalidMutation(
+                    f"diff.{name} is not of the form sha256:<64 hex digits>", "use content_hash(text)"
+                )
         for name in _COUNTS:
             count = getattr(self, name)
             if type(count) is not int or count < 0:
@@ -84,8 +88,11 @@ class MemoryDiff:
 def content_hash(text: str, *, salt: bytes | None = None) -> str:
     """Return `sha256:<hex>` over the UTF-8 bytes of `text`; lone surrogates are encoded as they stand.
 
-    With `salt` (at least 16 bytes) the digest is HMAC-SHA256 under it: without the salt nobody can tell a short secret by
-    trying all of them, and destroying the salt makes the commitment unreadable for good. Raises `InvalidMutation`.
+    With `salt` (at least 16 bytes) the digest is HMAC-SHA256 under it: without the salt nobody can tell a short secret
+    by trying all of them, and destroying the salt makes the commitment unreadable for good.
+
+    Raises:
+        InvalidMutation: `text` is not str, or the salt too short.
     """
     return _digest(_utf8(text), salt)
 
@@ -96,7 +103,10 @@ def compute_memory_diff(
     """Compare two states of a block.
 
     `include_diff_text` adds the content itself as a unified diff (readable by `patch`); `salt` keys both hashes, see
-    `content_hash`. Both together contradict each other and are refused. Raises `InvalidMutation`.
+    `content_hash`. Both together contradict each other and are refused.
+
+    Raises:
+        InvalidMutation: an argument has the wrong type.
     """
     if include_diff_text and salt is not None:
         raise InvalidMutation("a salted diff cannot also carry its text", "choose either salt or include_diff_text")
@@ -117,7 +127,7 @@ def compute_memory_diff(
 
 
 def preload() -> None:
-    """Import what a diff needs (about 0.1 s the first time), so that the first write of an agent does not pay for it."""
+    """Import what a diff needs (about 0.1 s), so that the first write of an agent does not pay for it."""
     import rapidfuzz.distance  # noqa: F401
 
 

@@ -20,21 +20,30 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PHIONYX_LETTA_", extra="ignore", env_ignore_empty=True)
 
-    enable: bool = Field(False, description="Arm the plugin in this process.")
+    enable: bool = Field(default=False, description="Arm the plugin in this process.")
     on_error: Literal["open", "closed"] = Field(
-        "open", description="open: a write goes on without evidence and the gap is reported; closed: it is refused."
+        default="open",
+        description="open: a write goes on without evidence and the gap is reported; closed: it is refused.",
     )
-    include_diff_text: bool = Field(False, description="Keep the unified diff, and so the content, in envelopes.")
-    signing_key: str | None = Field(None, description="Path of the Ed25519 key file, or its 64 hex digits.")
-    key_id: str | None = Field(None, description="Name of the signing key; derived from the key by default.")
-    demo: bool = Field(False, description="Sign with a published HMAC secret. For demonstrations only.")
-    home: str | None = Field(None, description="Where a generated key is kept. Default: ~/.phionyx/letta.")
-    ledger: str | None = Field(None, description="Database URL or folder the command line reads. Default: LETTA_PG_URI.")
-    lock_timeout_ms: int = Field(250, ge=1, le=60_000, description="Longest wait of a write on a locked outbox, ms.")
-    poll_ms: int = Field(100, ge=5, le=60_000, description="How often the sealer looks for new rows, ms.")
-    batch: int = Field(100, ge=1, le=1000, description="Most envelopes sealed in one transaction.")
-    sealer: bool = Field(True, description="Run a sealer in this process.")
-    baseline: Literal["auto", "off"] = Field("auto", description="Record blocks older than the plugin at start.")
+    include_diff_text: bool = Field(
+        default=False, description="Keep the unified diff, and so the content, in envelopes."
+    )
+    signing_key: str | None = Field(default=None, description="Path of the Ed25519 key file, or its 64 hex digits.")
+    key_id: str | None = Field(default=None, description="Name of the signing key; derived from the key by default.")
+    demo: bool = Field(default=False, description="Sign with a published HMAC secret. For demonstrations only.")
+    home: str | None = Field(default=None, description="Where a generated key is kept. Default: ~/.phionyx/letta.")
+    ledger: str | None = Field(
+        default=None, description="Database URL or folder the command line reads. Default: LETTA_PG_URI."
+    )
+    lock_timeout_ms: int = Field(
+        default=250, ge=1, le=60_000, description="Longest wait of a write on a locked outbox, ms."
+    )
+    poll_ms: int = Field(default=100, ge=5, le=60_000, description="How often the sealer looks for new rows, ms.")
+    batch: int = Field(default=100, ge=1, le=1000, description="Most envelopes sealed in one transaction.")
+    sealer: bool = Field(default=True, description="Run a sealer in this process.")
+    baseline: Literal["auto", "off"] = Field(
+        default="auto", description="Record blocks older than the plugin at start."
+    )
 
     def home_path(self) -> Path:
         """Folder of generated keys.
@@ -65,4 +74,6 @@ def load_settings() -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = "PHIONYX_LETTA_" + "_".join(str(part) for part in first["loc"]).upper()
-        raise SettingsError(f"{name} has an unusable value: {first['msg']}", remedy=f"correct or unset {name}") from error
+        raise SettingsError(
+            f"{name} has an unusable value: {first['msg']}", remedy=f"correct or unset {name}"
+        ) from error

@@ -1,8 +1,8 @@
 """Signers, verifiers and key files.
 
-Ed25519 for evidence; HMAC for demonstrations (whoever can check it can also forge it); `unsigned` where nothing is configured, so
-that a missing key is visible in every envelope. No error, log line or repr here shows key material. `cryptography` is imported
-when a key is first used.
+Ed25519 for evidence; HMAC for demonstrations (whoever can check it can also forge it); `unsigned` where nothing is
+configured, so that a missing key is visible in every envelope. No error, log line or repr here shows key material.
+`cryptography` is imported when a key is first used.
 """
 
 from __future__ import annotations
@@ -180,6 +180,9 @@ class Ed25519Verifier:
             SigningKeyError: neither hex digits nor a readable public-key file; or a private key given by mistake.
         """
         self.public_key_hex: str = _public_key_hex(public_key)
+        from cryptography.exceptions import InvalidSignature
+
+        self._invalid = InvalidSignature
         self._key: Ed25519PublicKey = _public_key(self.public_key_hex)
         self.key_id: str = _checked_key_id(key_id) if key_id is not None else key_id_of(self.public_key_hex)
 
@@ -187,11 +190,9 @@ class Ed25519Verifier:
         """Return whether the signature is this key's; anything malformed is simply not."""
         if not isinstance(signed, str) or not isinstance(signature, str) or not _ED25519.fullmatch(signature):
             return False
-        from cryptography.exceptions import InvalidSignature
-
         try:
             self._key.verify(bytes.fromhex(signature[8:]), _signed_bytes(signed))
-        except InvalidSignature:
+        except self._invalid:
             return False
         return True
 
@@ -272,8 +273,8 @@ def key_id_of(public_key_hex: str) -> str:
 def get_signer(environ: Mapping[str, str] | None = None) -> Signer:
     """Return the signer the environment (`os.environ` unless given) asks for.
 
-    `PHIONYX_LETTA_SIGNING_KEY` (a path or 64 hex digits) gives Ed25519, named by `PHIONYX_LETTA_KEY_ID` or by the key itself; else
-    `PHIONYX_LETTA_DEMO=1` gives HMAC with a published secret; else envelopes say `unsigned`.
+    `PHIONYX_LETTA_SIGNING_KEY` (a path or 64 hex digits) gives Ed25519, named by `PHIONYX_LETTA_KEY_ID` or by the key
+    itself; else `PHIONYX_LETTA_DEMO=1` gives HMAC with a published secret; else envelopes say `unsigned`.
 
     Raises:
         SigningKeyError: the key is set but missing, unreadable or malformed.
@@ -369,7 +370,7 @@ def _is_private_of_pair(path: Path, text: str) -> bool:
 
 
 def _read_key_file(path: Path, what: str, remedy: str) -> str:
-    """Read a small text file; the path may itself be key material typed wrongly, so it is shown only where it is a file."""
+    """Read a small text file; what was given may be key material typed wrongly, so it is shown only if it is a file."""
     try:
         if not path.is_file():
             raise SigningKeyError(f"{what} is neither 64 hex digits nor an existing file", remedy)
@@ -436,7 +437,9 @@ def _public_key(public_key_hex: str) -> Ed25519PublicKey:
     try:
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key_hex))
     except ValueError:
-        raise SigningKeyError("these 32 bytes are not an Ed25519 public key", "check the key for a typing error") from None
+        raise SigningKeyError(
+            "these 32 bytes are not an Ed25519 public key", "check the key for a typing error"
+        ) from None
 
 
 def _signed_bytes(message: str) -> bytes:

@@ -1,8 +1,9 @@
 """Whether a chain of envelopes is what was written: three answers (ok, failed, not measured) in six dimensions.
 
-`hashes` (each envelope is what was hashed), `continuity` (nothing missing, moved or from another chain), `signatures`, `key_trust`
-(made by a key the caller chose), `checkpoint` (the end was not cut: a chain alone cannot show that, so never measured here) and
-`block_linkage` (each change of a block starts from the state the last one left). One pass, flat memory, and no input makes it raise.
+`hashes` (each envelope is what was hashed), `continuity` (nothing missing, moved or from another chain), `signatures`,
+`key_trust` (made by a key the caller chose), `checkpoint` (the end was not cut: a chain alone cannot show that, so never
+measured here) and `block_linkage` (each change of a block starts from the state the last one left). One pass, flat memory,
+and no input makes it raise.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from phionyx_letta._shape import find_fault, shown
+from phionyx_letta._shape import find_fault, is_plain, shown
 from phionyx_letta.envelope import GENESIS_HASH, SCHEMA_ID, envelope_hash
 from phionyx_letta.errors import PhionyxError, SigningKeyError
 from phionyx_letta.signing import Verifier, signature_algorithm
@@ -79,6 +80,7 @@ class ChainVerifier:
         self._algorithms: dict[str, int] = {}  # how many envelopes carry each
         self._first_unsigned: int | None = None
         self._verified = 0
+        self._malformed = 0
         self._unbound_reported = False
         self._stripped_reported = False
 
@@ -86,7 +88,7 @@ class ChainVerifier:
         """Check the next envelope; whatever it is, nothing is raised."""
         position = self.seen
         self.seen += 1
-        fault = find_fault(envelope)
+        fault = None if is_plain(envelope) else find_fault(envelope)
         if fault is not None or not isinstance(envelope, dict):
             self._feed_malformed(position, envelope, fault)
             return
@@ -106,9 +108,10 @@ class ChainVerifier:
     def result(self) -> dict[str, Any]:
         """Return the report of what was fed so far; `feed` may go on after it.
 
-        Keys: `valid` (True, False, None: not measured), `checked` (envelopes before the first failure), `seen`, `broken_at` (0-based),
-        `reason`, `hash_chain_valid`, `signatures_verified`, `measurement_status`, `non_measurement_cause`, `assurance` (the peers' words
-        and `dimensions`), `findings` (dicts of `Finding`), `findings_total`.
+        Keys: `valid` (True, False, None: not measured), `checked` (envelopes before the first failure), `seen`,
+        `broken_at` (0-based), `reason`, `hash_chain_valid`, `signatures_verified`, `measurement_status`,
+        `non_measurement_cause`, `assurance` (the peers' words and `dimensions`), `findings` (dicts of `Finding`, at most
+        `MAX_FINDINGS`), `findings_total`.
         """
         self._check_stripped()
         dimensions = self._dimensions()
@@ -131,6 +134,7 @@ class ChainVerifier:
         }
 
     def _feed_malformed(self, position: int, envelope: object, fault: Any) -> None:
+        self._malformed += 1
         integrity = envelope.get("integrity") if isinstance(envelope, dict) else None
         current = integrity.get("current") if isinstance(integrity, dict) else None
         mutation = envelope.get("mutation") if isinstance(envelope, dict) else None
@@ -201,7 +205,9 @@ class ChainVerifier:
             self._verified += 1
             return
         message = "the signature is not that of a trusted key"
-        self._find(position, block_id, "signatures", FAILED, message, self._key_id(), self._named_key(subject, algorithm))
+        self._find(
+            position, block_id, "signatures", FAILED, message, self._key_id(), self._named_key(subject, algorithm)
+        )
 
     def _verifies(self, current: str, signature: str) -> bool:
         try:
@@ -254,16 +260,17 @@ class ChainVerifier:
             self._first_failure = finding
 
     def _dimensions(self) -> dict[str, str]:
-        signed = self.seen - self._algorithms.get("unsigned", 0)
+        well_formed = self.seen > self._malformed
+        signed = set(self._algorithms) - {"unsigned"}
         all_verified = bool(self.seen) and self._verified == self.seen
         pinned = all_verified and set(self._algorithms) <= _ASYMMETRIC
         measured = {
             "hashes": bool(self.seen),
-            "continuity": bool(self.seen),
+            "continuity": well_formed,
             "signatures": all_verified,
             "key_trust": pinned,
             "checkpoint": False,
-            "block_linkage": bool(self.seen) and "block_linkage" not in self._unmeasured,
+            "block_linkage": well_formed and "block_linkage" not in self._unmeasured,
         }
         out = {name: OK if measured[name] else NOT_MEASURED for name in DIMENSIONS}
         out.update(dict.fromkeys(self._failed, FAILED))
@@ -281,7 +288,8 @@ class ChainVerifier:
         if self._verifier is None:
             return True, None, None  # on hashes alone, as the peers' contract has it; assurance says what is missing
         if dimensions["signatures"] != OK:
-            return None, "the hashes hold, but no envelope is signed: anyone could have written this chain", "signature_absent"
+            reason = "the hashes hold, but no envelope is signed: anyone could have written this chain"
+            return None, reason, "signature_absent"
         return True, None, None
 
     def _assurance(self, dimensions: dict[str, str], valid: bool | None) -> dict[str, Any]:
@@ -289,7 +297,7 @@ class ChainVerifier:
         signed = bool(set(algorithms) - {"unsigned"})
         chain = FAILED if FAILED in (dimensions["hashes"], dimensions["continuity"]) else dimensions["continuity"]
         return {
-            "schema": _PEERS_WORDS[dimensions["hashes"]],
+            "schema": "FAIL" if self._malformed else "PASS" if self.seen else "NOT_MEASURED",
             "hash_continuity": _PEERS_WORDS[chain],
             "signature_performed": signed,
             "signature_valid": _PEERS_WORDS[dimensions["signatures"]],

@@ -14,7 +14,7 @@ from pathlib import Path
 ENABLE = "PHIONYX_LETTA_ENABLE"
 _PASSED = {"PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SYSTEMROOT"}
 _PREFIX = "PHIONYX_LETTA_"
-# A port nobody listens on: what still tries to reach the outside (nltk looks for its data at every start) fails.
+# A port nobody listens on: whatever tries to reach the outside fails at once.
 _NOWHERE = "http://127.0.0.1:9"
 _LOCAL = "127.0.0.1,localhost"
 _QUIET = {

@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import importlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from phionyx_letta.demo.environment import ENABLE
 
@@ -59,6 +61,7 @@ def serve(port: int, workers: int = 1) -> None:
     # read by Letta on import: without it, it spends seconds on writing an openapi_letta.json
     sys.argv = ["letta", "server", "--no-generation"]
     if workers == 1:
+        keep_nltk_offline()
         with _quick_import():
             import letta.server.rest_api.app  # noqa: F401  (uvicorn finds it imported)
     uvicorn.run("letta.server.rest_api.app:app", host="127.0.0.1", port=port, workers=workers, access_log=False)
@@ -72,6 +75,15 @@ def _quick_import() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def keep_nltk_offline() -> None:
+    """Stop nltk from looking for its data on the network, name service included, as Letta has it do at every start.
+
+    Letta goes on without that data, as it does whenever the download fails.
+    """
+    nltk: Any = importlib.import_module("nltk")  # it has no types
+    nltk.download = lambda *_args, **_options: False
 
 
 def main(arguments: list[str] | None = None) -> None:

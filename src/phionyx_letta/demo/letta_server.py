@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from phionyx_letta.demo.environment import letta_environment
 from phionyx_letta.demo.errors import DemoError
-from phionyx_letta.demo.launcher import MODULE, create_schema, main
+from phionyx_letta.demo.launcher import MODULE, create_schema, keep_nltk_offline, main
 from phionyx_letta.demo.process import ATTEMPTS, SupervisedProcess, free_port
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class LettaServer:
             Letta import with more).
         command: run this instead of our own launcher, ``{port}`` replaced: for instance
             ``["phionyx-letta", "run", "--", "letta", "server", "--host", "127.0.0.1", "--port", "{port}"]``.
-        timeout: seconds the server may take to become healthy.
+        timeout: seconds the server may take to become healthy (10 to 25 alone, 80 for two workers on two busy cores).
         progress: told what is going on.
 
     Raises:
@@ -69,7 +69,7 @@ class LettaServer:
         workers: int = 1,
         schema: bool = True,
         command: Sequence[str] | None = None,
-        timeout: float = 180.0,
+        timeout: float = 300.0,
         progress: Progress | None = None,
     ) -> None:
         """Say what the server shall be like; nothing is started yet."""
@@ -84,6 +84,7 @@ class LettaServer:
         self._progress = progress or (lambda stage, seconds: None)
         self._process: SupervisedProcess | None = None
         self._folder: Path | None = None
+        self._client: Letta | None = None
         self._last_words = ""
         self.port = 0
         self.log = Path()
@@ -133,6 +134,9 @@ class LettaServer:
     def stop(self) -> None:
         """Shut the server down, by force after ten seconds, and remove its folder. Calling it again does nothing."""
         self._last_words = self.tail()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
         if self._process is not None:
             self._process.stop()
         if self._folder is not None:
@@ -151,11 +155,13 @@ class LettaServer:
         said = self._process.tail(lines) if self._process is not None else ""
         return said or self._last_words
 
-    def client(self, timeout: float = 120.0) -> Letta:
-        """A client of this server that sends no request twice and waits ``timeout`` seconds for each answer."""
+    def client(self) -> Letta:
+        """The one client of this server, closed with it; it sends no request twice and waits 120 s for each answer."""
         from letta_client import Letta
 
-        return Letta(base_url=self.base_url, max_retries=0, timeout=timeout)
+        if self._client is None:
+            self._client = Letta(base_url=self.base_url, max_retries=0, timeout=120.0)
+        return self._client
 
     def _running(self) -> SupervisedProcess:
         if self._process is None:
@@ -243,3 +249,5 @@ def create_schema_in(database_uri: str) -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # a worker process: multiprocessing imports the parent's main module under this name
+    keep_nltk_offline()

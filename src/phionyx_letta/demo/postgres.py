@@ -164,7 +164,8 @@ class EmbeddedPostgres:
         """Let the server's user own the folder and reach the binaries, then run initdb."""
         if self._prefix == _SETPRIV:
             os.chown(folder, _NOBODY, _NOBODY)
-            if not _runs([*self._prefix, str(self._bin / "postgres"), "--version"]):
+            # by way of a shell: setpriv itself may still enter every folder, what it runs may not
+            if not _runs([*self._prefix, "sh", "-c", 'exec "$0" --version', str(self._bin / "initdb")]):
                 self._bin = _copy_binaries(self._bin, folder)
         command = [str(self._bin / "initdb"), "-D", str(folder / "data"), "-U", "letta", "-A", "trust"]
         options = ["-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"]

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from phionyx_letta.demo.errors import DemoError
@@ -27,6 +27,8 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 class SupervisedProcess:
     """A command that runs until :meth:`stop`, :meth:`kill` or the death of this process, and whose folder then
     disappears.
+
+    A child that this process forks without ``exec`` holds the pipe as well: the command ends when the last of them has.
 
     Args:
         command: program and arguments.
@@ -110,14 +112,16 @@ class SupervisedProcess:
         return ""
 
     def kill(self) -> None:
-        """SIGKILL the command's process group and wait until it is gone; the folder stays until :meth:`stop`."""
+        """SIGKILL the command's process group and wait until it is gone; the folder stays until :meth:`stop`.
+
+        Group members whose new parent has not yet collected them are waited for two seconds at most: they no longer run.
+        """
         if self.exit_code() is not None:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10
-        while self.exit_code() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
+        _wait(lambda: self.exit_code() is not None, 10.0)
+        _wait(lambda: not _group_exists(self.pid), 2.0)
 
     def stop(self) -> None:
         """End the command politely, wait for it, and remove its folder. Calling it again does nothing."""
@@ -131,10 +135,25 @@ class SupervisedProcess:
         except subprocess.TimeoutExpired:
             self._supervisor.kill()
             self._supervisor.wait()
+        self.exit_code()
         self._supervisor.stdout.close()
-        if self._exit_code is None:
-            self._exit_code = self._supervisor.returncode
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _group_exists(leader: int) -> bool:
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it exists, and is another user's
+        return True
+    return True
 
 
 def free_port() -> int:

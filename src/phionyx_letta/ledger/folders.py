@@ -1,8 +1,8 @@
-"""Folder names for trace ids: readable where they can be, one folder per id always, and the id can be told from the folder.
+"""Folder names for trace ids: readable where they can be, one folder per id always, and the id told by the folder.
 
-Lower-case ids of ASCII letters, digits, `.`, `_` and `-` are their own names. Every other byte of the UTF-8 form is written `%XX`,
-capitals too, so that ids differing in case stay apart on file systems that ignore it; a leading dot too. Names too long for a file
-system end in a hash, and the id is then kept in a file in the folder.
+Lower-case ids of ASCII letters, digits, `.`, `_` and `-` are their own names. Every other byte of the UTF-8 form is
+written `%XX`, capitals too, so that ids differing in case stay apart on file systems that ignore it; a leading dot too.
+Names too long for a file system end in a hash, and the id is then kept in a file in the folder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def trace_of(folder: str) -> str:
     """Return the trace id of a folder name that is not `is_long`; names nobody encoded (a peer's) are their own ids."""
     if folder == _EMPTY:
         return ""
-    data = re.sub(rb"%([0-9A-F]{2})", lambda found: bytes([int(found[1], 16)]), folder.encode("utf-8", "surrogateescape"))
+    name = folder.encode("utf-8", "surrogateescape")
+    data = re.sub(rb"%([0-9A-F]{2})", lambda found: bytes([int(found[1], 16)]), name)
     try:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:

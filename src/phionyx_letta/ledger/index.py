@@ -1,7 +1,7 @@
-"""Reading and writing a chain's index file and the files it names: durable, repairable, without ever reading it whole to append.
+"""A chain's index file and the files it names: durable, repairable, never read whole to append.
 
-An index line is `{turn_index, current_hash, previous_hash, envelope_path}`, the path relative to the store's root (the peers'
-layout). The caller holds the chain's lock for everything that writes.
+An index line is `{turn_index, current_hash, previous_hash, envelope_path}`, the path relative to the store's root (the
+peers' layout). The caller holds the chain's lock for everything that writes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def read_tail(index: Path) -> Tail:
 
 
 def _parse_tail(index: Path, data: bytes, start: int) -> Tail | None:
-    """Return what `data` (the file from `start` on) says of the index's end, or None where more of the file is needed."""
+    """Return what `data` (the file from `start` on) says of the index's end, None where more of the file is needed."""
     last_newline = data.rfind(b"\n")
     rest = data[last_newline + 1 :]
     end = start + last_newline + 1

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, create_engine, event, func, select
+from sqlalchemy import Connection, Select, create_engine, event, func, select
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -162,7 +162,7 @@ class SqlLedger:
         limit: int | None = None,
         newest: bool = False,
         **equals: str | None,
-    ) -> list[Row[Any]]:
+    ) -> list[Any]:
         """Rows of the envelope table, in sealing order.
 
         Args:
@@ -193,7 +193,7 @@ class SqlLedger:
         with self._reported(), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             return connection.execute(query).first() is not None
 
-    def find(self, reference: str) -> list[Row[Any]]:
+    def find(self, reference: str) -> list[Any]:
         """The envelopes whose hash starts with ``reference`` (``envelope://`` and ``sha256:`` may be left out)."""
         digest = reference.removeprefix("envelope://").removeprefix("sha256:")
         columns = tables.envelope.c
@@ -201,7 +201,7 @@ class SqlLedger:
         with self._reported(), self.engine.connect() as connection:
             return list(connection.execute(query.order_by(columns.seq).limit(10)))
 
-    def _stream(self, query: Select[Any]) -> Iterator[Row[Any]]:
+    def _stream(self, query: Select[Any]) -> Iterator[Any]:
         with self._reported(), self.engine.connect() as connection:
             yield from connection.execution_options(stream_results=True, yield_per=500).execute(query)
 
@@ -221,7 +221,9 @@ def _first_line(error: SQLAlchemyError) -> str:
 
 
 def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry) -> None:
-    connection.isolation_level = None  # we say BEGIN ourselves: sqlite3's own is deferred and turns a busy writer into an error
+    connection.isolation_level = (
+        None  # we say BEGIN ourselves: sqlite3's own is deferred and turns a busy writer into an error
+    )
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
         cursor.execute(f"PRAGMA {pragma}")

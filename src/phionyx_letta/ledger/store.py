@@ -26,7 +26,7 @@ class EnvelopeStore(Protocol):
 
         Raises:
             StaleHeadError: another envelope was appended since the head was read; build it again, or use `emit`.
-            StoreError: the store cannot be written, or the envelope belongs to another chain.
+            StoreError: the store cannot be written.
             InvalidMutation: the envelope's own hash is wrong.
         """
         ...

@@ -34,7 +34,9 @@ envelope = Table(
     Column("event", String),
     Column("agent_id", String),
     Column("run_id", String),
-    Column("body", Text, nullable=False, comment="the envelope, canonical JSON; every other column can be rebuilt from it"),
+    Column(
+        "body", Text, nullable=False, comment="the envelope, canonical JSON; every other column can be rebuilt from it"
+    ),
     Index("phionyx_envelope_chain", "trace_id", "position", unique=True),
     Index("phionyx_envelope_block", "block_id", "seq"),
     Index("phionyx_envelope_run", "trace_id", "run_id"),

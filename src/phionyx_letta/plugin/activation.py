@@ -46,7 +46,9 @@ def enabled_by_environment() -> bool:
 def under_alembic() -> bool:
     """Migrations rewrite tables, they are no memory writes; and the ledger's tables may not exist yet."""
     arguments = sys.orig_argv[1:4]
-    named = {Path(argument).name for argument in arguments[:1]} | {Path(sys.argv[0] if hasattr(sys, "argv") else "").name}
+    named = {Path(argument).name for argument in arguments[:1]} | {
+        Path(sys.argv[0] if hasattr(sys, "argv") else "").name
+    }
     return "alembic" in named or arguments[:2] == ["-m", "alembic"]
 
 

@@ -132,15 +132,19 @@ _Wrapped = Callable[..., Awaitable[Any]]
 async def around_ai_response(wrapped: _Wrapped, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``_handle_ai_response`` of LettaAgent, V2 and V3: agent, run, step, conversation and the calls of this step."""
     state = getattr(instance, "agent_state", None) or kwargs.get("agent_state")
-    calls = kwargs.get("tool_calls") or [call for call in [kwargs.get("tool_call") or (args[0] if args else None)] if call]
-    with attributed(  # every field is set, so that an agent called by another agent's tool inherits none of its caller's
-        agent_id=getattr(state, "id", None),
-        agent_type=_enum_value(getattr(state, "agent_type", None)),
-        run_id=kwargs.get("run_id"),
-        step_id=kwargs.get("step_id"),
-        conversation_id=getattr(instance, "conversation_id", None),
-        actor_id=getattr(getattr(instance, "actor", None), "id", None),
-        tool_calls=[parsed for call in calls if (parsed := _tool_call(call))],
+    calls = kwargs.get("tool_calls") or [
+        call for call in [kwargs.get("tool_call") or (args[0] if args else None)] if call
+    ]
+    with (
+        attributed(  # every field is set, so that an agent called by another agent's tool inherits none of its caller's
+            agent_id=getattr(state, "id", None),
+            agent_type=_enum_value(getattr(state, "agent_type", None)),
+            run_id=kwargs.get("run_id"),
+            step_id=kwargs.get("step_id"),
+            conversation_id=getattr(instance, "conversation_id", None),
+            actor_id=getattr(getattr(instance, "actor", None), "id", None),
+            tool_calls=[parsed for call in calls if (parsed := _tool_call(call))],
+        )
     ):
         return await wrapped(*args, **kwargs)
 
@@ -181,7 +185,9 @@ def around_operation(operation: str) -> Callable[..., Awaitable[Any]]:
     async def wrapper(wrapped: _Wrapped, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         here = current()
         actor = kwargs.get("actor") or next((arg for arg in args[::-1] if type(arg).__name__ == "User"), None)
-        agent_id = kwargs.get("agent_id") or next((a for a in args if isinstance(a, str) and a.startswith("agent-")), None)
+        agent_id = kwargs.get("agent_id") or next(
+            (a for a in args if isinstance(a, str) and a.startswith("agent-")), None
+        )
         with attributed(
             operation=operation if here.operation is None else here.operation,
             **_known(

@@ -19,7 +19,9 @@ from phionyx_letta.plugin.outbox import OutboxKey, open_payload
 PRODUCER = "phionyx-letta.baseline"
 _COLUMNS = ", ".join(f'b."{name}"' for name in RECORDED)
 _UNRECORDED = "from block b where not exists (select 1 from phionyx_block p where p.block_id = b.id)"
-_LOCK = text(f"select b.id, b.organization_id, {_COLUMNS} {_UNRECORDED} order by b.id limit :limit for update skip locked")
+_LOCK = text(
+    f"select b.id, b.organization_id, {_COLUMNS} {_UNRECORDED} order by b.id limit :limit for update skip locked"
+)
 _COUNT = text(f"select count(*) {_UNRECORDED}")
 _AGENTS = text("select block_id, agent_id from blocks_agents where block_id = any(:ids)")
 
@@ -62,7 +64,9 @@ def _waiting(connection: Connection) -> set[str]:
 
 def _mutation(row: Any, attached: Any, worker_id: str) -> dict[str, Any]:
     columns = BlockColumns(*row[2:])
-    mutation = block_change(row.id, columns, columns, Attribution(), organization_id=row.organization_id, event="baseline")
+    mutation = block_change(
+        row.id, columns, columns, Attribution(), organization_id=row.organization_id, event="baseline"
+    )
     assert mutation is not None
     agents = [pair.agent_id for pair in attached if pair.block_id == row.id]
     return {**mutation, "producer": PRODUCER, "agents": agents, "worker": worker_id}

@@ -24,6 +24,7 @@ from phionyx_letta.plugin.statements import blind_write, matching_rows, pivot_re
 if TYPE_CHECKING:
     from phionyx_letta.plugin.runtime import Runtime
 
+_WRITES = (Insert, Update, Delete)  # a tuple: isinstance is several times quicker than with a union, and runs per statement
 _BEFORE = "phionyx_before"
 _DETACHED = "phionyx_detached"
 #: True while a flush runs: its own SQL is not a blind write. Letta's greenlets share the context of their task.
@@ -150,8 +151,12 @@ class Capture:
         found = []
         for agent in agents:
             history = inspect(agent).attrs.core_memory.history
-            found += [self._attachment("attach", agent.id, b.id, b.label, b.organization_id) for b in history.added or ()]
-            found += [self._attachment("detach", agent.id, b.id, b.label, b.organization_id) for b in history.deleted or ()]
+            found += [
+                self._attachment("attach", agent.id, b.id, b.label, b.organization_id) for b in history.added or ()
+            ]
+            found += [
+                self._attachment("detach", agent.id, b.id, b.label, b.organization_id) for b in history.deleted or ()
+            ]
         for row in pivots:
             kind = "detach" if row in session.deleted else "attach"
             found.append(self._attachment(kind, row.agent_id, row.block_id, row.block_label))
@@ -161,7 +166,7 @@ class Capture:
 
     def _on_statement(self, state: ORMExecuteState) -> Any:
         statement = state.statement
-        if not isinstance(statement, Insert | Update | Delete):
+        if not isinstance(statement, _WRITES):
             return None
         name = getattr(statement.table, "name", None)
         if name == "blocks_agents":
@@ -277,8 +282,12 @@ class Capture:
         )
 
     @staticmethod
-    def _attachment(kind: str, agent_id: str, block_id: str, label: str, organization_id: str | None = None) -> Mutation:
-        return attachment_change(kind, block_id, label, agent_id, attribution.current(), organization_id=organization_id)
+    def _attachment(
+        kind: str, agent_id: str, block_id: str, label: str, organization_id: str | None = None
+    ) -> Mutation:
+        return attachment_change(
+            kind, block_id, label, agent_id, attribution.current(), organization_id=organization_id
+        )
 
     def _record(self, session: Session, mutations: list[Mutation]) -> None:
         if not mutations:

@@ -38,7 +38,8 @@ class OutboxKey:
         Raises:
             SigningKeyError: the signer has no key (unsigned).
         """
-        return cls(signer.key_id, signer.derive_key(_PURPOSE))
+        secret = signer.derive_key(_PURPOSE)
+        return cls(str(signer.key_id), secret)
 
     def mac(self, payload: str) -> str:
         """HMAC-SHA256 of a payload, 64 hex digits."""
@@ -46,7 +47,9 @@ class OutboxKey:
 
     def seal(self, mutation: dict[str, Any]) -> tuple[str, str]:
         """Payload and MAC of a captured mutation; adds version, nonce and key id."""
-        payload = canonical_json({**mutation, "v": PAYLOAD_VERSION, "nonce": secrets.token_hex(16), "key_id": self.key_id})
+        payload = canonical_json(
+            {**mutation, "v": PAYLOAD_VERSION, "nonce": secrets.token_hex(16), "key_id": self.key_id}
+        )
         return payload, self.mac(payload)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from phionyx_letta import __version__
 from phionyx_letta.diff import MemoryDiff
@@ -85,13 +85,13 @@ class Sealer:
             rows = self._rows(connection, refused=False)
             return self._seal(connection, rows) if rows else SealReport()
 
-    def _rows(self, connection: Connection, *, refused: bool) -> Sequence[Row[Any]]:
+    def _rows(self, connection: Connection, *, refused: bool) -> Sequence[Any]:
         outbox = tables.outbox.c
         chosen = outbox.refused.is_not(None) if refused else outbox.refused.is_(None)
         query = select(outbox.id, outbox.payload, outbox.mac).where(chosen).order_by(outbox.id).limit(self._batch)
         return connection.execute(query).all()
 
-    def _seal(self, connection: Connection, rows: Sequence[Row[Any]]) -> SealReport:
+    def _seal(self, connection: Connection, rows: Sequence[Any]) -> SealReport:
         report = SealReport()
         candidates: list[_Candidate] = []
         for row in rows:
@@ -110,7 +110,7 @@ class Sealer:
             report.sealed = self._write(connection, candidates, report)
         return report
 
-    def _reason_to_refuse(self, row: Row[Any], fields: dict[str, Any] | None) -> str | None:
+    def _reason_to_refuse(self, row: Any, fields: dict[str, Any] | None) -> str | None:
         if fields is None:
             return "the payload is not one this version of the plugin writes"
         if fields["key_id"] != self._key.outbox.key_id:
@@ -154,7 +154,9 @@ class Sealer:
                 sealed = select(tables.envelope.c.seq).where(tables.envelope.c.nonce == fields["nonce"])
                 if connection.execute(sealed).first() is None:
                     connection.execute(update(tables.outbox).where(tables.outbox.c.id == row.id).values(refused=None))
-                    logger.warning("phionyx-letta: outbox row %s was marked refused but is genuine; it is sealed now", row.id)
+                    logger.warning(
+                        "phionyx-letta: outbox row %s was marked refused but is genuine; it is sealed now", row.id
+                    )
 
     def _write(self, connection: Connection, candidates: list[_Candidate], report: SealReport) -> int:
         writer = LedgerWriter(connection)
@@ -264,6 +266,14 @@ def pending(connection: Connection) -> dict[str, Any]:
     waiting, oldest = connection.execute(
         select(func.count(), func.min(outbox.created_at)).where(outbox.refused.is_(None))
     ).one()
-    refused = connection.execute(select(outbox.id, outbox.refused).where(outbox.refused.is_not(None)).order_by(outbox.id).limit(20))
+    refused = connection.execute(
+        select(outbox.id, outbox.refused).where(outbox.refused.is_not(None)).order_by(outbox.id).limit(20)
+    )
+    if oldest is not None and oldest.tzinfo is None:  # SQLite keeps no zone; what it keeps is UTC
+        oldest = oldest.replace(tzinfo=UTC)
     age = (datetime.now(UTC) - oldest).total_seconds() if oldest else 0.0
-    return {"waiting": waiting, "oldest_s": max(0.0, age), "refused": [{"id": row.id, "why": row.refused} for row in refused]}
+    return {
+        "waiting": waiting,
+        "oldest_s": max(0.0, age),
+        "refused": [{"id": row.id, "why": row.refused} for row in refused],
+    }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Delete, Insert, Row, Update, select
+from sqlalchemy import Connection, Delete, Insert, Update, select
 from sqlalchemy.orm import ORMExecuteState
 
 _WRITE = re.compile(
@@ -23,7 +23,7 @@ def blind_write(sql: str) -> bool:
 
 def matching_rows(
     connection: Connection, statement: Update | Delete, parameters: Any, columns: Sequence[Any]
-) -> list[Row[Any]]:
+) -> list[Any]:
     """The rows a bulk UPDATE or DELETE will touch, locked until the end of the transaction.
 
     Args:
@@ -33,7 +33,7 @@ def matching_rows(
         columns: of the statement's table, to read.
     """
     table = columns[0].table
-    found: list[Row[Any]] = []
+    found: list[Any] = []
     for values in parameters if isinstance(parameters, Sequence) else [parameters or {}]:
         query = select(*columns).with_for_update(of=table)
         if statement.whereclause is not None:
@@ -48,12 +48,12 @@ def matching_rows(
 
 def pivot_result(
     state: ORMExecuteState, statement: Insert | Update | Delete, columns: Sequence[Any]
-) -> tuple[Any, list[Row[Any]]]:
+) -> tuple[Any, list[Any]]:
     """Run a statement with RETURNING; gives its result and the rows that were really touched.
 
     Letta reads nothing from these results but ``rowcount``, which is kept.
     """
-    result = state.invoke_statement(
+    result: Any = state.invoke_statement(
         statement=statement.returning(*columns),
         execution_options={"preserve_rowcount": True, "phionyx_captured": True},
     )

@@ -42,8 +42,12 @@ def _operations(module: str, owner: str, methods: dict[str, str]) -> list[Target
 
 _STEP = ("run_id", "step_id")
 TARGETS: tuple[Target, ...] = (
-    Target("letta.agents.letta_agent_v3", "LettaAgentV3._handle_ai_response", (*_STEP, "tool_calls"), around_ai_response),
-    Target("letta.agents.letta_agent_v2", "LettaAgentV2._handle_ai_response", (*_STEP, "tool_call"), around_ai_response),
+    Target(
+        "letta.agents.letta_agent_v3", "LettaAgentV3._handle_ai_response", (*_STEP, "tool_calls"), around_ai_response
+    ),
+    Target(
+        "letta.agents.letta_agent_v2", "LettaAgentV2._handle_ai_response", (*_STEP, "tool_call"), around_ai_response
+    ),
     Target("letta.agents.letta_agent", "LettaAgent._handle_ai_response", (*_STEP, "tool_call"), around_ai_response),
     Target(
         "letta.services.tool_executor.tool_execution_manager",
@@ -52,7 +56,9 @@ TARGETS: tuple[Target, ...] = (
         around_execute_tool,
     ),
     *(
-        Target(f"letta.groups.{module}", f"{owner}._participant_agent_step", ("response_messages",), around_sleeptime_step)
+        Target(
+            f"letta.groups.{module}", f"{owner}._participant_agent_step", ("response_messages",), around_sleeptime_step
+        )
         for module, owner in (
             ("sleeptime_multi_agent_v3", "SleeptimeMultiAgentV3"),
             ("sleeptime_multi_agent_v4", "SleeptimeMultiAgentV4"),

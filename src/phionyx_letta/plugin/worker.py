@@ -1,4 +1,4 @@
-"""One armed process: capture, wrappers, sealer thread and heartbeat, and how they start, survive a fork and stop."""
+"""One armed process: capture, wrappers, heartbeat and the sealer's process, and how they start, survive a fork and stop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import threading
-import time
 import weakref
 from datetime import UTC, datetime
 from types import ModuleType
@@ -21,11 +20,10 @@ from phionyx_letta.errors import StoreError, UnsupportedLetta
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin import headers
-from phionyx_letta.plugin.baseline import record_baseline
 from phionyx_letta.plugin.capture import Capture
 from phionyx_letta.plugin.mutation import RECORDED
 from phionyx_letta.plugin.runtime import Runtime, logger
-from phionyx_letta.plugin.sealer import Sealer
+from phionyx_letta.plugin.sealing_process import SealingProcess
 from phionyx_letta.plugin.targets import FOUND, TARGETS, Wrapping
 from phionyx_letta.settings import load_settings
 
@@ -48,6 +46,7 @@ class Worker:
         self._capture: Capture | None = None
         self._app: Any = None
         self._thread: threading.Thread | None = None
+        self._sealer: SealingProcess | None = None
         self._stop = threading.Event()
 
     @classmethod
@@ -68,7 +67,9 @@ class Worker:
         else:
             logger.error("phionyx-letta captures nothing: %s; install letta==0.16.8", worker.unsupported)
         if letta_version not in _supported() and worker.unsupported is None:
-            logger.warning("phionyx-letta was not tested with letta %s; `phionyx-letta doctor` shows what it found", letta_version)
+            logger.warning(
+                "phionyx-letta was not tested with letta %s; `phionyx-letta doctor` shows what it found", letta_version
+            )
         _survive_fork(worker)
         return worker
 
@@ -112,6 +113,9 @@ class Worker:
         self.runtime.new_worker()
         self._stop = threading.Event()
         self._thread = None
+        if self._sealer is not None:
+            self._sealer.disown()
+            self._sealer = None
         if self.url is not None and self._capture is not None:
             self._start_thread()
 
@@ -126,6 +130,7 @@ class Worker:
             "on_error": self.runtime.settings.on_error,
             "key_source": self.runtime.key.source if self.runtime.key else None,
             "key_error": self.runtime.key_error,
+            "sealer_pid": self._sealer.pid if self._sealer else None,
             "targets": {target.name: self.wrapping.status.get(target.name, "not imported") for target in TARGETS},
             "captured": self.runtime.counts["captured"],
             "gaps": self.runtime.counts["gaps"],
@@ -136,44 +141,38 @@ class Worker:
 
     def _start_thread(self) -> None:
         if self._thread is None and not self._stop.is_set():
-            self._thread = threading.Thread(target=self._run, name="phionyx-letta-sealer", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="phionyx-letta-worker", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
-        """Seal, beat, and go on after every failure: the database may be away for a while."""
+        """Beat, keep the sealer alive, and go on after every failure: the database may be away for a while."""
         stop, ledger, failing = self._stop, None, ""
         assert self.url is not None
         while not stop.is_set():
             try:
                 ledger = ledger or SqlLedger(self.url)
+                self._supervise()
+                self._beat(ledger)
                 failing = ""
-                self._attend(ledger, stop)
             except Exception as error:  # nothing that happens here may end the thread
                 message = f"{type(error).__name__}: {error}"
                 if message != failing:
-                    logger.error("phionyx-letta: the sealer waits for the ledger: %s", message)
+                    logger.error("phionyx-letta: the ledger does not answer: %s", message)
                 failing = message
-                stop.wait(_RETRY)
+            stop.wait(HEARTBEAT if not failing else _RETRY)
+        if self._sealer is not None:
+            self._sealer.stop()
         if ledger is not None:
             self._leave(ledger)
 
-    def _attend(self, ledger: SqlLedger, stop: threading.Event) -> None:
-        settings, key = self.runtime.settings, self.runtime.key
-        sealer = Sealer(ledger, key, batch=settings.batch) if key and settings.sealer else None
-        beat_at, baseline_at = 0.0, None if settings.baseline == "off" or key is None else 0.0
-        while not stop.is_set():
-            now = time.monotonic()
-            if now >= beat_at:
-                self._beat(ledger)
-                beat_at = now + HEARTBEAT
-            if key is not None and baseline_at is not None and now >= baseline_at:
-                left = record_baseline(ledger, key.outbox, self.runtime.worker_id)
-                baseline_at = now + (settings.poll_ms / 1000 if left > 1 else _RETRY) if left else None
-            if sealer is not None and ledger.has_pending():
-                sealer.seal_pending()
-            stop.wait(settings.poll_ms / 1000)
-        if sealer is not None:
-            sealer.seal_pending()
+    def _supervise(self) -> None:
+        """Start the sealer's process, and start it again when it ended."""
+        if self.runtime.key is None or not self.runtime.settings.sealer or self.url is None:
+            return
+        if self._sealer is None:
+            self._sealer = SealingProcess(self.url)
+        if not self._sealer.alive():
+            self._sealer.start()
 
     def _beat(self, ledger: SqlLedger) -> None:
         values = {
@@ -226,6 +225,15 @@ def _survive_fork(worker: Worker) -> None:
     _alive.add(worker)
     if not _registered:
         _registered = True
-        os.register_at_fork(after_in_child=lambda: [item.after_fork() for item in list(_alive)])
-        atexit.register(lambda: [item.stop() for item in list(_alive)])
+        os.register_at_fork(after_in_child=_fork_all)
+        atexit.register(_stop_all)
 
+
+def _fork_all() -> None:
+    for worker in list(_alive):
+        worker.after_fork()
+
+
+def _stop_all() -> None:
+    for worker in list(_alive):
+        worker.stop()

@@ -1,0 +1,225 @@
+"""`verify`: is this what was written? A database, a store, a chain, a file or one envelope."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phionyx_letta.cli.failures import FAILED, NOT_MEASURED, OK, CommandError
+from phionyx_letta.cli.keys import trusted_keys
+from phionyx_letta.cli.ledgers import is_sqlite, ledger_name, open_database
+from phionyx_letta.cli.options import Json, Keys, Ledger
+from phionyx_letta.cli.output import answer, safe, stderr, styled
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from phionyx_letta.ledger.audit import AuditReport, Progress
+    from phionyx_letta.signing import TrustedKeys
+
+__all__ = ["show_findings", "show_report", "show_verdict", "summary", "verify"]
+
+_CODES = {"valid": OK, "failed": FAILED, "not_measured": NOT_MEASURED}
+_SHOWN = 20
+_INDEX = "chain.jsonl"
+_MEANING = {
+    "hashes": {"ok": "every envelope is what was hashed", "failed": "an envelope was changed"},
+    "continuity": {
+        "ok": "nothing missing, moved or from another chain",
+        "failed": "something was removed, inserted or moved",
+        "not_measured": "one envelope shows no chain",
+    },
+    "signatures": {
+        "ok": "every envelope is signed by a trusted key",
+        "failed": "a signature is missing or another key's",
+        "not_measured": "not checked against a key",
+    },
+    "key_trust": {
+        "ok": "the keys are the ones you gave",
+        "failed": "signed by a key you did not give",
+        "not_measured": "give --key",
+    },
+    "checkpoint": {"not_measured": "a cut tail cannot be seen: no outside checkpoint"},
+    "block_linkage": {
+        "ok": "each change starts where the last one ended",
+        "failed": "a change between is not recorded",
+        "not_measured": "only the whole ledger shows it",
+    },
+    "database": {
+        "ok": "columns, heads and order agree with the envelopes",
+        "failed": "the tables contradict the envelopes",
+    },
+}
+
+
+def verify(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET",
+            help="Database URL, SQLite file, store folder, folder of one chain, .jsonl file of envelopes, "
+            "or .json file of one. Default: the ledger.",
+        ),
+    ] = None,
+    key: Keys = None,
+    trace: Annotated[str | None, typer.Option("--trace", metavar="ID", help="Only this chain.")] = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> int:
+    """Check that nothing was changed, removed, inserted, moved or signed by somebody else.
+
+    VALID (exit 0) needs a public key; without one the answer is NOT MEASURED (exit 2) or FAILED (exit 1). Reads only, needs no Letta.
+    """
+    if target and ledger:
+        raise CommandError("both TARGET and --ledger were given", "give one of them")
+    keys = trusted_keys(key)
+    name = target or ledger_name(ledger)
+    began = time.monotonic()
+    with _progress(quiet=as_json) as progress:
+        report = _verified(name, keys, trace, progress)
+    result = {**report.to_dict(), "seconds": round(time.monotonic() - began, 3)}
+    answer(result, as_json=as_json, show=lambda console: show_report(console, report))
+    return _CODES[report.verdict]
+
+
+def _verified(name: str, keys: TrustedKeys | None, trace: str | None, progress: Progress) -> AuditReport:
+    path = Path(name)
+    if "://" in name or (path.is_file() and is_sqlite(path)):
+        from phionyx_letta.ledger.audit_sql import verify_ledger
+
+        with open_database(name) as ledger:
+            report = verify_ledger(ledger, verifier=keys, trace_id=trace, progress=progress)
+            return _with_chain(report, trace)
+    try:
+        if path.is_dir():
+            return _folder(path, keys, trace)
+        if path.is_file():
+            return _file(path, keys, trace, progress)
+    except OSError as error:
+        raise CommandError(f"{name} cannot be read: {error.strerror}", "check its permissions") from None
+    raise CommandError(f"{name} does not exist", "give a database URL, a folder or a file")
+
+
+def _folder(path: Path, keys: TrustedKeys | None, trace: str | None) -> AuditReport:
+    from phionyx_letta.ledger.audit import verify_store
+    from phionyx_letta.ledger.filesystem import FilesystemEnvelopeStore
+
+    if (path / _INDEX).is_file():
+        path = path.absolute()
+        named = _trace_of(path)
+        if trace not in (None, named):
+            raise CommandError(f"{path} is the chain {named!r}, not {trace!r}", "leave out --trace")
+        return verify_store(FilesystemEnvelopeStore(path.parent), verifier=keys, trace_id=named)
+    if not any((child / _INDEX).is_file() for child in path.iterdir()):
+        raise CommandError(f"there is no chain in the folder {path}", f"a chain is a folder with a file {_INDEX}")
+    return _with_chain(verify_store(FilesystemEnvelopeStore(path), verifier=keys, trace_id=trace), trace)
+
+
+def _trace_of(folder: Path) -> str:
+    from phionyx_letta.ledger.filesystem import FilesystemEnvelopeStore
+    from phionyx_letta.ledger.folders import folder_of, is_long, trace_of
+
+    if not is_long(folder.name):
+        return trace_of(folder.name)
+    return next(name for name in FilesystemEnvelopeStore(folder.parent).traces() if folder_of(name) == folder.name)
+
+
+def _file(path: Path, keys: TrustedKeys | None, trace: str | None, progress: Progress) -> AuditReport:
+    from phionyx_letta.ledger.audit import verify_envelope, verify_lines
+
+    if path.name == _INDEX:
+        return _folder(path.absolute().parent, keys, trace)
+    if path.suffix == ".json":
+        try:
+            content = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            raise CommandError(f"{path} is not JSON", "give one envelope, or a .jsonl file", FAILED) from None
+        if isinstance(content, dict) and isinstance(content.get("envelope"), dict):
+            content = content["envelope"]  # what `show --json` prints
+        return verify_envelope(content, verifier=keys)
+    with path.open("rb") as lines:
+        return verify_lines(lines, verifier=keys, trace_id=trace, progress=progress)
+
+
+def _with_chain(report: AuditReport, trace: str | None) -> AuditReport:
+    if trace is not None and not report.envelopes and report.verdict != "failed":
+        raise CommandError(f"there is no chain {trace!r} in this ledger", "`phionyx-letta log` shows what there is")
+    return report
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Progress]:
+    console = stderr()
+    if quiet or not console.is_terminal:
+        yield lambda seen: None
+        return
+    with console.status("verifying") as status:
+        yield lambda seen: status.update(f"verifying: {seen} envelopes")
+
+
+def show_report(console: Console, report: AuditReport) -> None:
+    """Print the verdict, the dimensions and the findings."""
+    from rich.table import Table
+    from rich.text import Text
+
+    show_verdict(console, report)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column()
+    for name, status in report.dimensions.items():
+        meaning = _MEANING.get(name, {}).get(status, "") if report.envelopes else ""
+        grid.add_row("  " + name.replace("_", " "), styled(status), Text(meaning, "dim"))
+    console.print(grid)
+    show_findings(console, report)
+
+
+def show_verdict(console: Console, report: AuditReport) -> None:
+    """Print the verdict and what it is about."""
+    from rich.text import Text
+
+    line = styled(report.verdict)
+    line = Text(line.plain.upper(), line.style)
+    line.append(f"  {_count(report.envelopes, 'envelope')} in {_count(report.chains, 'chain')}", "default")
+    if report.key_id:
+        line.append(f", checked with {safe(report.key_id)}", "default")
+    console.print(line)
+    if report.reason and not report.findings:
+        console.print(f"{_said(report.verdict)}{safe(report.reason)}", soft_wrap=True)
+
+
+def show_findings(console: Console, report: AuditReport) -> None:
+    """Print what is wrong, and where."""
+    for finding in report.findings[:_SHOWN]:
+        where = [f"position {finding.position}"] if finding.position is not None else []
+        where += [f"chain {finding.trace_id}"] if finding.trace_id is not None else []
+        console.print()
+        line = styled(finding.status)
+        line.append(f"  {safe(' of '.join(where) or 'the ledger')}", "bold default")
+        console.print(line, soft_wrap=True)
+        console.print(f"  {finding.dimension.replace('_', ' ')}: {safe(finding.message)}", soft_wrap=True)
+        for name, value in (("block", finding.block_id), ("expected", finding.expected), ("found", finding.found)):
+            if value is not None:
+                console.print(f"  {name:<8}  {safe(value)}", soft_wrap=True)
+    hidden = report.findings_total - min(_SHOWN, len(report.findings))
+    if hidden > 0:
+        console.print(f"\nand {_count(hidden, 'more finding')}; --json lists the first {len(report.findings)}")
+
+
+def _said(verdict: str) -> str:
+    return "not measured: " if verdict == "not_measured" else ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def summary(report: AuditReport) -> dict[str, Any]:
+    """The verdict in short, as `demo --json` gives it."""
+    return {
+        name: getattr(report, name) for name in ("verdict", "reason", "envelopes", "chains", "key_id", "dimensions")
+    }

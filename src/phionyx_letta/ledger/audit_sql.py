@@ -1,0 +1,199 @@
+"""Verifying a whole SQL ledger: every chain, the linkage of blocks across chains, and what the database says beside the envelopes.
+
+The dimension `database` is about the latter: columns that are copies of what an envelope says, heads and block states, and the
+sealing order without holes. Whoever edits the database can edit these too: it adds to the evidence of the envelopes, no more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from phionyx_letta._shape import find_fault
+from phionyx_letta.errors import LedgerUnavailable
+from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.audit import Audit, AuditReport, Progress
+from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.signing import Verifier
+
+__all__ = ["verify_ledger"]
+
+DATABASE = "database"
+_BATCH = 500
+
+
+def verify_ledger(
+    ledger: SqlLedger, *, verifier: Verifier | None, trace_id: str | None = None, progress: Progress | None = None
+) -> AuditReport:
+    """Verify everything in a ledger, in sealing order and in one snapshot, or one chain of it.
+
+    Args:
+        ledger: open for reading.
+        verifier: the trusted key or keys; without one nothing is valid.
+        trace_id: only this chain; linkage with other chains' writes is then not measured, nor is the sealing order.
+        progress: called every few hundred envelopes with how many were checked.
+
+    Raises:
+        LedgerUnavailable: the database does not answer.
+    """
+    audit = Audit(verifier, block_heads={} if trace_id is None else None)
+    audit.measured(DATABASE)
+    with _snapshot(ledger) as connection:
+        last_of_block = _check_rows(audit, connection, trace_id, progress)
+        _check_heads(audit, connection, trace_id)
+        if audit.block_heads is not None:
+            _check_blocks(audit, connection, audit.block_heads, last_of_block)
+    return audit.report()
+
+
+@contextmanager
+def _snapshot(ledger: SqlLedger) -> Iterator[Connection]:
+    """One transaction that sees one state, whatever is sealed meanwhile."""
+    options: dict[str, Any] = {"stream_results": True, "yield_per": _BATCH}
+    if ledger.engine.dialect.name == "postgresql":
+        options["isolation_level"] = "REPEATABLE READ"
+    try:
+        with ledger.engine.connect().execution_options(**options) as connection:
+            yield connection
+    except SQLAlchemyError as error:
+        where = ledger.url.render_as_string(hide_password=True)
+        raise LedgerUnavailable(
+            f"the ledger at {where} cannot be read: {type(error).__name__}",
+            "check that the database answers and has the ledger's tables",
+        ) from error
+
+
+def _check_rows(
+    audit: Audit, connection: Connection, trace_id: str | None, progress: Progress | None
+) -> dict[str, int]:
+    """Feed every envelope; return the sealing place of each block's last one."""
+    columns = tables.envelope.c
+    query = select(tables.envelope).order_by(columns.seq)
+    if trace_id is not None:
+        query = select(tables.envelope).where(columns.trace_id == trace_id).order_by(columns.position)
+    last_of_block: dict[str, int] = {}
+    expected_seq = 0
+    for row in connection.execute(query):
+        if trace_id is None and row.seq != expected_seq:
+            _report_hole(audit, row, expected_seq)
+        expected_seq = row.seq + 1
+        envelope = _read(audit, row)
+        _check_columns(audit, row, envelope)
+        audit.feed(row.trace_id, envelope)
+        last_of_block[row.block_id] = row.seq
+        if progress and audit.seen % _BATCH == 0:
+            progress(audit.seen)
+    return last_of_block
+
+
+def _report_hole(audit: Audit, row: Row[Any], expected: int) -> None:
+    last = row.seq - 1
+    which = f"envelope {expected} is" if last == expected else f"envelopes {expected} to {last} are"
+    audit.fail(DATABASE, f"{which} missing in the sealing order", expected=f"seq {expected}", found=f"seq {row.seq}")
+
+
+def _read(audit: Audit, row: Row[Any]) -> object:
+    try:
+        return json.loads(row.body)
+    except (ValueError, RecursionError):
+        _fail_row(audit, row, "the stored envelope is not JSON any more", None, None)
+        return None
+
+
+def _check_columns(audit: Audit, row: Row[Any], envelope: object) -> None:
+    """The columns are copies: queries use them, so they must say what the envelope says."""
+    if find_fault(envelope) is not None or not isinstance(envelope, dict):
+        return  # the chain's own check names it
+    subject, mutation, integrity = envelope["subject"], envelope["mutation"], envelope["integrity"]
+    letta = subject["metadata"].get("letta")
+    letta = letta if isinstance(letta, dict) else {}
+    said = {
+        "trace_id": subject.get("trace_id", row.trace_id),
+        "position": subject.get("position", row.position),
+        "current_hash": integrity["current"],
+        "turn_index": subject["turn_index"],
+        "at": subject["timestamp_utc"],
+        "block_id": mutation["block_id"],
+        "block_label": mutation["block_label"],
+        "kind": mutation["mutation_kind"],
+        "event": letta.get("event"),
+        "agent_id": letta.get("agent_id"),
+        "run_id": letta.get("run_id"),
+    }
+    for name, value in said.items():
+        stored = getattr(row, name)
+        if stored != value:
+            _fail_row(audit, row, f"the column {name} does not say what the envelope says", value, stored)
+
+
+def _fail_row(audit: Audit, row: Row[Any], message: str, expected: object, found: object) -> None:
+    audit.fail(
+        DATABASE,
+        message,
+        trace_id=row.trace_id,
+        position=row.position,
+        block_id=row.block_id,
+        expected=expected,
+        found="nothing" if found is None and expected is not None else found,
+    )
+
+
+def _check_heads(audit: Audit, connection: Connection, trace_id: str | None) -> None:
+    query = select(tables.chain)
+    if trace_id is not None:
+        query = query.where(tables.chain.c.trace_id == trace_id)
+    known = dict(audit.chains())
+    for row in connection.execute(query):
+        chain = known.pop(row.trace_id, None)
+        if chain is None:
+            message = f"the chain has {row.length} envelopes by its head, and none is there"
+            audit.fail(DATABASE, message, trace_id=row.trace_id, position=0, expected=row.head, found="nothing")
+            continue
+        if chain.seen != row.length:
+            message = "the number of envelopes is not what the chain's head says: its end was cut or added to"
+            position = min(chain.seen, row.length)
+            audit.fail(
+                DATABASE, message, trace_id=row.trace_id, position=position, expected=row.length, found=chain.seen
+            )
+        elif chain.head != row.head:
+            message = "the chain does not end in the recorded head"
+            audit.fail(
+                DATABASE,
+                message,
+                trace_id=row.trace_id,
+                position=chain.seen - 1,
+                expected=row.head,
+                found=chain.head or "nothing",
+            )
+    for trace, chain in known.items():
+        audit.fail(
+            DATABASE, "the chain's head is not recorded", trace_id=trace, position=chain.seen - 1, expected=chain.head
+        )
+
+
+def _check_blocks(audit: Audit, connection: Connection, heads: dict[str, str], last: dict[str, int]) -> None:
+    heads = dict(heads)
+    for row in connection.execute(select(tables.block)):
+        state = heads.pop(row.block_id, None)
+        if state is None:
+            audit.fail(
+                DATABASE,
+                "a state is recorded for this block, but no envelope",
+                block_id=row.block_id,
+                expected=row.after_hash,
+            )
+        elif state != row.after_hash:
+            message = "the recorded state of this block is not what its last envelope says"
+            audit.fail(DATABASE, message, block_id=row.block_id, expected=state, found=row.after_hash)
+        elif last.get(row.block_id, row.seq) != row.seq:
+            message = "the recorded last envelope of this block is another one"
+            audit.fail(
+                DATABASE, message, block_id=row.block_id, expected=f"seq {last[row.block_id]}", found=f"seq {row.seq}"
+            )
+    for block_id, state in heads.items():
+        audit.fail(DATABASE, "no state is recorded for this block", block_id=block_id, expected=state)

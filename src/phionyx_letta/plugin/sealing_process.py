@@ -1,0 +1,133 @@
+"""The sealer in a process of its own, started by each armed worker and ending with it (docs/adr/0001).
+
+In a thread of the server it shared the interpreter with the agents and slowed their writes; a process of its own costs
+them nothing. It reads where the ledger is from standard input, and takes the end of that input, which comes however the
+worker dies, as the sign to seal what is left and go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import IO
+
+from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.plugin.baseline import record_baseline
+from phionyx_letta.plugin.runtime import PluginKey, load_key, logger
+from phionyx_letta.plugin.sealer import Sealer
+from phionyx_letta.settings import Settings, load_settings
+
+#: Wait after a failure, and between looks for blocks without a record while some are left, s.
+_RETRY = 1.0
+#: How long a worker waits for its sealer at the end, s; the rows it leaves are sealed at the next start.
+_FAREWELL = 5.0
+
+
+class SealingProcess:
+    """The worker's handle on its sealer."""
+
+    def __init__(self, url: str) -> None:
+        """Nothing is started yet. ``url`` is the ledger's, with its password: it never becomes an argument."""
+        self._url = url
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running process."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.pid is not None
+
+    def start(self) -> None:
+        """Start it; PHIONYX_LETTA_* reach it through the environment, the plugin is off in it."""
+        environment = {name: value for name, value in os.environ.items() if name != "PHIONYX_LETTA_ENABLE"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            text=True,
+        )
+        self._input().write(json.dumps({"url": self._url}) + "\n")
+        self._input().flush()
+
+    def stop(self) -> None:
+        """Ask it to seal what is left and go, and wait a little."""
+        if self._process is None:
+            return
+        with contextlib.suppress(OSError):
+            self._input().close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_FAREWELL)
+
+    def disown(self) -> None:
+        """In a forked child: let go of the parent's pipe, or the sealer would outlive the parent."""
+        if self._process is not None:
+            self._input().close()  # the child's copy only
+            self._process = None
+
+    def _input(self) -> IO[str]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+
+def seal_until(stop: threading.Event, ledger: SqlLedger, key: PluginKey, settings: Settings) -> None:
+    """Take the baseline and seal until told to stop, then seal what is left.
+
+    Raises:
+        LedgerUnavailable: the database does not answer; nothing is lost, call again.
+    """
+    sealer = Sealer(ledger, key, batch=settings.batch)
+    baseline_at = None if settings.baseline == "off" else 0.0
+    while not stop.is_set():
+        if baseline_at is not None and time.monotonic() >= baseline_at:
+            left = record_baseline(ledger, key.outbox, f"baseline:{os.getpid()}")
+            baseline_at = time.monotonic() + (0 if left > 1 else _RETRY) if left else None
+        if ledger.has_pending():
+            sealer.seal_pending()
+        stop.wait(settings.poll_ms / 1000)
+    sealer.seal_pending()
+
+
+def main() -> None:
+    """Entry point of the process: one JSON line with the ledger's URL on standard input, then nothing until the end."""
+    logging.basicConfig(format="%(name)s - %(levelname)s - %(message)s")
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server; its end closes our input
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    line = sys.stdin.readline()
+    if not line:
+        return
+    url = json.loads(line)["url"]
+    threading.Thread(target=_wait_for_end, args=(stop,), daemon=True).start()
+    settings = load_settings()
+    key = load_key(settings)
+    failing = ""
+    while not stop.is_set():
+        try:
+            seal_until(stop, SqlLedger(url), key, settings)
+        except Exception as error:  # whatever it is, rows wait in the outbox and nothing is lost by trying again
+            message = f"{type(error).__name__}: {error}"
+            if message != failing:
+                logger.error("phionyx-letta: the sealer waits for the ledger: %s", message)
+            failing = message
+            stop.wait(_RETRY)
+
+
+def _wait_for_end(stop: threading.Event) -> None:
+    sys.stdin.read()
+    stop.set()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""What every test may ask for: a PostgreSQL of our own and the scripted model. Both end with the session, or with its death."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from phionyx_letta.demo.model import ScriptedModel
+from phionyx_letta.demo.postgres import EmbeddedPostgres
+
+_numbers = count(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_settings_from_outside() -> Iterator[None]:
+    """A developer's own PHIONYX_LETTA_* and LETTA_* settings must not decide what the tests see."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("PHIONYX_", "LETTA_"))]:
+            patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """A running PostgreSQL with pgvector; ask ``new_database`` for one to yourself."""
+    with EmbeddedPostgres() as server:
+        yield server
+
+
+@pytest.fixture
+def empty_database(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """The URI of a database of one's own, empty but for the extension ``vector``."""
+    name = f"empty_{next(_numbers)}"
+    yield postgres.new_database(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def model() -> Iterator[ScriptedModel]:
+    """The scripted model endpoint; its ``requests`` are those of the whole session."""
+    with ScriptedModel() as endpoint:
+        yield endpoint
