@@ -51,7 +51,9 @@ for trace, signer in (("signed", Ed25519Signer(seed)), ("unsigned", UnsignedSign
 
 def isolated(requirement: str, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command where only `requirement` is installed."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PHIONYX", "VIRTUAL_ENV"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PHIONYX", "VIRTUAL_ENV"))
+    }
     return subprocess.run(
         ["uv", "run", "--quiet", "--isolated", "--no-project", "--with", requirement, *command],
         capture_output=True,
@@ -87,7 +89,7 @@ def written(root: Path, signer: Ed25519Signer | UnsignedSigner, trace: str = TRA
 def test_the_first_packages_own_tests_pass_against_ours(tmp_path):
     fetched = isolated(
         "pip",
-        *("python", "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"),
+        *("python", "-m", "pip", "download", "--quiet", "--no-deps"),
         *("--no-binary", ":all:", "--dest", str(tmp_path), LETTA),
     )
     archives = list(tmp_path.glob("*.tar.gz"))
@@ -143,34 +145,35 @@ class TestTheMcpServersVerifier:
             assert ours["assurance"][name] == theirs["assurance"][name]
 
 
-class TestChainsTheFirstPackageWrote:
-    @pytest.fixture(scope="class")
-    def root(self, tmp_path_factory) -> Path:
-        root = tmp_path_factory.mktemp("peer")
-        run = isolated(LETTA, "python", "-c", WRITE_PEERS_CHAINS, str(root), SEED)
-        assert run.returncode == 0, run.stderr
-        return root
+@pytest.fixture(scope="module")
+def peers_root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("peer")
+    run = isolated(LETTA, "python", "-c", WRITE_PEERS_CHAINS, str(root), SEED)
+    assert run.returncode == 0, run.stderr
+    return root
 
-    def test_a_signed_one_verifies_with_the_key(self, root, signer):
+
+class TestChainsTheFirstPackageWrote:
+    def test_a_signed_one_verifies_with_the_key(self, peers_root, signer):
         verifier = Ed25519Verifier(signer.public_key_hex)
-        result = verify_chain(FilesystemEnvelopeStore(root).iter_chain("signed"), verifier=verifier)
+        result = verify_chain(FilesystemEnvelopeStore(peers_root).iter_chain("signed"), verifier=verifier)
         assert (result["valid"], result["checked"]) == (True, 3)
         assert result["assurance"]["overall_assurance"] == "E2"
 
-    def test_an_unsigned_one_is_not_measured(self, root, signer):
+    def test_an_unsigned_one_is_not_measured(self, peers_root, signer):
         verifier = Ed25519Verifier(signer.public_key_hex)
-        result = verify_chain(FilesystemEnvelopeStore(root).iter_chain("unsigned"), verifier=verifier)
+        result = verify_chain(FilesystemEnvelopeStore(peers_root).iter_chain("unsigned"), verifier=verifier)
         assert result["valid"] is None
         assert result["measurement_status"] == "NOT_MEASURED"
 
-    def test_it_is_told_that_such_a_chain_does_not_name_its_agent(self, root, signer):
+    def test_it_is_told_that_such_a_chain_does_not_name_its_agent(self, peers_root, signer):
         verifier = Ed25519Verifier(signer.public_key_hex)
-        chain = FilesystemEnvelopeStore(root).iter_chain("signed")
+        chain = FilesystemEnvelopeStore(peers_root).iter_chain("signed")
         (finding,) = verify_chain(chain, verifier=verifier, expected_trace="signed")["findings"]
         assert (finding["dimension"], finding["status"]) == ("continuity", "not_measured")
 
-    def test_ours_continues_it(self, root, signer, tmp_path):
-        copied = Path(shutil.copytree(root, tmp_path / "copy"))
+    def test_ours_continues_it(self, peers_root, signer, tmp_path):
+        copied = Path(shutil.copytree(peers_root, tmp_path / "copy"))
         store = written(copied, signer, trace="signed")
         result = verify_chain(store.iter_chain("signed"), verifier=Ed25519Verifier(signer.public_key_hex))
         assert (result["valid"], result["checked"]) == (True, 7)

@@ -151,8 +151,8 @@ def new_agent() -> Callable[..., AgentState]:
     return create
 
 
-@pytest.fixture
-def run_in_letta(model: ScriptedModel, tmp_path: Path) -> RunInLetta:
+@pytest.fixture(scope="session")
+def run_in_letta(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> RunInLetta:
     """Runs a script, its source or its path, in a process that may import Letta, and returns the JSON on its last line.
 
     The script's ``sys.argv`` ends in ``--no-generation``: importing Letta's app writes a large file without it. A script
@@ -167,8 +167,7 @@ def run_in_letta(model: ScriptedModel, tmp_path: Path) -> RunInLetta:
         env: Mapping[str, str] | None = None,
         timeout: float = 300.0,
     ) -> Any:
-        home = tmp_path / f"home-{next(_numbers)}"
-        home.mkdir()
+        home = tmp_path_factory.mktemp("home")
         how = [str(script)] if isinstance(script, Path) else ["-c", script]
         done = subprocess.run(
             [sys.executable, *how, *arguments, "--no-generation"],

@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import HealthCheck, settings
 
 from phionyx_letta import (
     GENESIS_HASH,
@@ -21,6 +22,9 @@ from phionyx_letta import (
 )
 
 SEED = "11" * 32
+# CI machines are shared: slowness is not a fault of the code. Properties are timed by nobody.
+settings.register_profile("unit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unit")
 _validator = jsonschema.Draft202012Validator(envelope_schema())
 
 Envelope = dict[str, Any]

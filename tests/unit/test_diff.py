@@ -17,7 +17,9 @@ from phionyx_letta import InvalidMutation, _align, compute_memory_diff, content_
 
 texts = st.text(alphabet=st.characters())
 few = st.text(alphabet="ab\n", max_size=40)
-lines = st.lists(st.sampled_from(["a", "b", "", "c\r", "\u2028x", "\x0b", "--- y", "+++ z", "@@ -1 +1 @@", "\\ No"])).map("\n".join)
+lines = st.lists(
+    st.sampled_from(["a", "b", "", "c\r", "\u2028x", "\x0b", "--- y", "+++ z", "@@ -1 +1 @@", "\\ No"])
+).map("\n".join)
 
 
 def common_by_table(a: str, b: str) -> int:
@@ -61,7 +63,9 @@ class TestCounts:
             at, at_new = p_end, q_end
         assert before[at:] == after[at_new:]
 
-    @pytest.mark.parametrize("alphabet", ["ab", "абвгд", "ab\u0416\U0001f600\0", "".join(map(chr, range(0x4E00, 0x5200)))])
+    @pytest.mark.parametrize(
+        "alphabet", ["ab", "абвгд", "ab\u0416\U0001f600\0", "".join(map(chr, range(0x4E00, 0x5200)))]
+    )
     def test_every_alphabet_is_counted_alike(self, alphabet):
         draw = random.Random(7)
         before, after = ("".join(draw.choices(alphabet, k=1500)) for _ in range(2))
@@ -123,7 +127,9 @@ class TestHashes:
         assert diff.before_hash == content_hash("1234", salt=b"s" * 16) != content_hash("1234")
         assert diff.to_dict()["commitment"] == "hmac-sha256"
 
-    @pytest.mark.parametrize("arguments", [{"salt": b"short"}, {"salt": "text"}, {"salt": b"s" * 16, "include_diff_text": True}])
+    @pytest.mark.parametrize(
+        "arguments", [{"salt": b"short"}, {"salt": "text"}, {"salt": b"s" * 16, "include_diff_text": True}]
+    )
     def test_a_weak_or_contradicted_salt_is_refused(self, arguments):
         with pytest.raises(InvalidMutation):
             compute_memory_diff("a", "b", **arguments)
@@ -138,7 +144,9 @@ def patched(folder: Path, before: str, diff_text: str) -> str:
     target = folder / "block"
     target.write_bytes(before.encode())
     done = subprocess.run(
-        ["patch", "--binary", "--silent", "--force", "--fuzz=0", str(target)], input=diff_text.encode(), capture_output=True
+        ["patch", "--binary", "--silent", "--force", "--fuzz=0", str(target)],
+        input=diff_text.encode(),
+        capture_output=True,
     )
     assert done.returncode == 0, done.stdout
     return target.read_bytes().decode() if target.exists() else ""  # patch removes what becomes empty
@@ -173,7 +181,12 @@ class TestDiffText:
         assert 0 <= patch.removed <= removed
         assert 0 <= patch.added <= added
 
-    @given(before=few | lines, after=few | lines, split=st.sampled_from([4_000_000, 30]), budget=st.sampled_from([10**8, 0]))
+    @given(
+        before=few | lines,
+        after=few | lines,
+        split=st.sampled_from([4_000_000, 30]),
+        budget=st.sampled_from([10**8, 0]),
+    )
     def test_a_diff_applies_however_finely_the_texts_were_compared(self, before, after, split, budget):
         from phionyx_letta import _unified
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import phionyx_letta
@@ -29,7 +29,7 @@ from phionyx_letta import (
     envelope_schema,
 )
 
-USAGE = '''
+USAGE = """
 from phionyx_letta import (
     MemoryMutationContext,
     HmacSigner,
@@ -65,7 +65,7 @@ envelope = build_memory_envelope(
     signer=signer,
 )
 store.append("letta-trace-alex-001", envelope)
-'''
+"""
 
 texts = st.text(alphabet=st.characters())  # lone surrogates included
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
@@ -73,6 +73,11 @@ documents = st.recursive(
     scalars,
     lambda inner: st.lists(inner) | st.dictionaries(texts | st.integers(), inner) | st.tuples(inner, inner),
     max_leaves=12,
+)
+flat_documents = (
+    scalars
+    | st.lists(scalars | st.tuples(scalars, scalars))
+    | st.dictionaries(st.integers() | st.floats(0, 1), scalars)
 )
 
 
@@ -90,10 +95,13 @@ class TestSeed:
 
     def test_every_public_name_exists(self):
         assert all(hasattr(phionyx_letta, name) for name in phionyx_letta.__all__)
+        assert set(phionyx_letta._MODULES) | {"__version__"} == set(phionyx_letta.__all__) <= set(dir(phionyx_letta))
+        assert not hasattr(phionyx_letta, "nothing")
         assert phionyx_letta.__version__ == "0.2.0"
 
-    def test_importing_the_library_imports_nothing_heavy(self):
-        code = "import sys, phionyx_letta; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    @pytest.mark.parametrize("code", ["import phionyx_letta", "from phionyx_letta import *"])
+    def test_importing_the_library_imports_nothing_heavy(self, code):
+        code += "\nimport sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
         loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
         heavy = {"letta", "sqlalchemy", "pydantic", "typer", "rich", "rapidfuzz", "cryptography", "asyncio", "wrapt"}
         assert not heavy & set(loaded)
@@ -141,7 +149,9 @@ class TestContent:
         }
 
     def test_a_consolidation_carries_its_audit(self, context, accords):
-        audit = MemoryConsolidationAudit(from_episodic=["m1"], to_semantic=["s1"], consolidation_method="k", decay_applied=False)
+        audit = MemoryConsolidationAudit(
+            from_episodic=["m1"], to_semantic=["s1"], consolidation_method="k", decay_applied=False
+        )
         envelope = accords(build(context(mutation_kind="consolidate", consolidation_audit=audit)))
         assert envelope["memory_consolidation_audit"] == audit.to_dict()
 
@@ -165,13 +175,10 @@ class TestHash:
         assert canonical_json(json.loads(canonical_json(read))) == canonical_json(read)
         assert canonical_json(read).isascii()
 
-    @given(metadata=st.dictionaries(texts | st.integers(), documents, max_size=4), label=texts)
+    @given(metadata=st.dictionaries(texts | st.integers(), flat_documents, max_size=4), label=texts)
     def test_whatever_the_metadata_an_envelope_is_what_its_json_says(self, metadata, label, context, accords):
-        try:
-            envelope = build(context(metadata=metadata, block_label=label, producer=label))
-        except InvalidMutation as error:
-            assert "two keys" in str(error)
-            return
+        assume(len({json.dumps(str(key)) for key in metadata}) == len(metadata))  # 1 and "1" are refused, see below
+        envelope = build(context(metadata=metadata, block_label=label, producer=label))
         accords(envelope)
         assert envelope_hash(json.loads(envelope_line(envelope)), GENESIS_HASH) == envelope["integrity"]["current"]
 

@@ -162,9 +162,7 @@ def test_the_head_is_found_without_reading_the_index(store, context, signer, mon
     store.emit(context(), signer=signer)
     index = store.root / TRACE / "chain.jsonl"
     index.write_bytes(index.read_bytes() * 20_000)
-    monkeypatch.setattr(Path, "open", None)
-    monkeypatch.setattr(Path, "read_bytes", None)
-    monkeypatch.setattr(Path, "read_text", None)
+    monkeypatch.setattr("builtins.open", None)
     read: list[int] = []
     real = index_files.os.pread
     monkeypatch.setattr(index_files.os, "pread", lambda *given: (read.append(given[1]), real(*given))[1])

@@ -80,7 +80,9 @@ class TestHmac:
 
 
 class TestVerifiersNeverRaise:
-    @given(signed=anything, signature=anything | st.text().map("ed25519:".__add__) | st.text().map("hmac-sha256:".__add__))
+    @given(
+        signed=anything, signature=anything | st.text().map("ed25519:".__add__) | st.text().map("hmac-sha256:".__add__)
+    )
     def test_on_garbage(self, signed, signature):
         ed25519 = Ed25519Signer(SEED)
         for verifier in (Ed25519Verifier(ed25519.public_key_hex), HmacVerifier("abc")):
@@ -145,7 +147,9 @@ class TestEnvironment:
             assert get_signer({KEY: given_key}).key_id == ed25519.key_id
         assert get_signer({KEY: SEED, "PHIONYX_LETTA_KEY_ID": "mine"}).key_id == "mine"
 
-    @pytest.mark.parametrize("content", [None, b"", b"# only a comment\n", b"zz\n", b"\xff\xfe", f"{SEED}\nnonsense".encode()])
+    @pytest.mark.parametrize(
+        "content", [None, b"", b"# only a comment\n", b"zz\n", b"\xff\xfe", f"{SEED}\nnonsense".encode()]
+    )
     def test_a_missing_or_malformed_key_names_the_variable_and_the_remedy(self, content, tmp_path: Path):
         file = tmp_path / "key"
         if content is not None:

@@ -137,7 +137,9 @@ class TestAttacks:
             assert verify_chain(edited, verifier=verifier)["valid"] is False, path
 
     @pytest.mark.parametrize(
-        "order", [(1, 2, 3), (0, 2, 3), (0, 1, 1, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0)], ids=["head", "gap", "twice", "swap", "back"]
+        "order",
+        [(1, 2, 3), (0, 2, 3), (0, 1, 1, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0)],
+        ids=["head", "gap", "twice", "swap", "back"],
     )
     def test_removing_repeating_and_moving_break_continuity(self, order, chain, signer, verifier):
         envelopes = chain(signer)
@@ -181,7 +183,11 @@ class TestAttacks:
             context(), previous_hash=GENESIS_HASH, package_version="1", signer=UnsignedSigner(), position=0
         )
         second = build_memory_envelope(
-            context("new", "newer"), previous_hash=first["integrity"]["current"], package_version="1", signer=signer, position=1
+            context("new", "newer"),
+            previous_hash=first["integrity"]["current"],
+            package_version="1",
+            signer=signer,
+            position=1,
         )
         result = verify_chain([first, second], verifier=verifier)
         assert (result["valid"], result["broken_at"]) == (False, 0)
@@ -257,7 +263,9 @@ class TestBlockLinkage:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("given_chain", [None, 5, "text", b"bytes", {"a": 1}, object(), [None], [[]], [{}], [{"schema": 1}]])
+    @pytest.mark.parametrize(
+        "given_chain", [None, 5, "text", b"bytes", {"a": 1}, object(), [None], [[]], [{}], [{"schema": 1}]]
+    )
     def test_what_is_no_chain_fails_with_a_finding(self, given_chain, verifier):
         result = verify_chain(given_chain, verifier=verifier)
         assert result["valid"] is False

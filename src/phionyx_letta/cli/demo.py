@@ -253,5 +253,6 @@ def _interruptible() -> Iterator[list[int]]:
     try:
         yield received
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        if not received:  # else this process is about to end, and a second Ctrl-C must not change how
+            for one, handler in before.items():
+                signal.signal(one, handler)

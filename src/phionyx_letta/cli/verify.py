@@ -188,7 +188,7 @@ def show_verdict(console: Console, report: AuditReport) -> None:
     if report.key_id:
         line.append(f", checked with {safe(report.key_id)}", "default")
     console.print(line)
-    if report.reason and not report.findings:
+    if report.reason and not any(one.status == "failed" for one in report.findings):
         console.print(f"{_said(report.verdict)}{safe(report.reason)}", soft_wrap=True)
 
 

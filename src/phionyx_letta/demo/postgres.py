@@ -18,6 +18,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -169,11 +170,9 @@ class EmbeddedPostgres:
                 self._bin = _copy_binaries(self._bin, folder)
         command = [str(self._bin / "initdb"), "-D", str(folder / "data"), "-U", "letta", "-A", "trust"]
         options = ["-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"]
-        done = subprocess.run(
-            [*self._prefix, *command, *options], capture_output=True, text=True, env=_environment(folder), cwd=folder
-        )
-        if done.returncode:
-            raise DemoError(f"the embedded PostgreSQL could not create its data folder: {done.stderr.strip()}")
+        code, said = _run_alone([*self._prefix, *command, *options], folder)
+        if code:
+            raise DemoError(f"the embedded PostgreSQL could not create its data folder: {said.strip()}")
 
     def _launch(self, folder: Path) -> None:
         self.port = free_port()
@@ -262,6 +261,28 @@ def _copy_binaries(source: Path, folder: Path) -> Path:
 def _environment(folder: Path) -> dict[str, str]:
     """The server's whole environment: nothing of the caller's, whose HOME may be missing and PG* variables set."""
     return {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC", "HOME": str(folder), "TMPDIR": str(folder)}
+
+
+def _run_alone(command: list[str], folder: Path) -> tuple[int, str]:
+    """Run a command in ``folder``; return its exit code and its standard error. Interrupted, its children end with it."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(folder),
+        cwd=folder,
+        start_new_session=True,
+    ) as process:
+        try:
+            said = process.communicate()[1]
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()  # until the last of them has closed the pipe: they write to the folder
+            raise
+    return process.returncode, said
 
 
 def _runs(command: list[str]) -> bool:

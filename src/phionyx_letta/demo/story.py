@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -116,6 +117,7 @@ class Stage:
         self._stack.close()
 
     def _start(self) -> None:
+        from phionyx_letta.cli.run import armed
         from phionyx_letta.signing import generate_key
 
         self.folder = Path(tempfile.mkdtemp(prefix="phionyx-letta-demo-"))
@@ -133,6 +135,7 @@ class Stage:
                 self.model.base_url,
                 plugin=True,
                 env={
+                    **_only(armed(sys.executable), "PYTHONPATH", "PHIONYX_LETTA_RUN_PYTHON"),
                     "PHIONYX_LETTA_SIGNING_KEY": str(private_key),
                     "PHIONYX_LETTA_KEY_ID": "",
                     "PHIONYX_LETTA_INCLUDE_DIFF_TEXT": "1",
@@ -304,6 +307,10 @@ def _store_body(ledger: SqlLedger, seq: int, body: str) -> None:
 
     with ledger.engine.begin() as connection:
         connection.execute(tables.envelope.update().where(tables.envelope.c.seq == seq).values(body=body))
+
+
+def _only(environment: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: environment[name] for name in names if name in environment}
 
 
 def _reach_loopback_directly() -> None:

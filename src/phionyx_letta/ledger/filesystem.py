@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from phionyx_letta.envelope import (
@@ -55,6 +55,8 @@ class FilesystemEnvelopeStore:
         if fcntl is None:  # pragma: no cover - Windows
             raise StoreError("this platform has no fcntl, so writers cannot be kept apart", "use the SQL ledger")
         self.root = Path(root) if root is not None else _default_root()
+        self._base = os.fspath(self.root)  # paths are built from text: pathlib would double the cost of an append
+        self._positions: dict[str, tuple[str, int]] = {}  # folder to (head, its position), to spare reading it again
 
     def head(self, trace_id: str) -> str:
         """Return the chain's last hash, `GENESIS_HASH` for a chain that does not exist; constant time.
@@ -62,10 +64,10 @@ class FilesystemEnvelopeStore:
         Raises:
             TornStoreError: the index ends in something that is not an index line.
         """
-        index = self._folder(trace_id) / INDEX
-        tail = self._settled_tail(index)
+        folder = self._folder(trace_id)
+        tail = self._settled_tail(folder)
         if tail.torn:
-            files.warn_torn(index)
+            files.warn_torn(f"{folder}/{INDEX}")
         return _head(tail)
 
     def append(self, trace_id: str, envelope: Mapping[str, Any]) -> None:
@@ -85,6 +87,7 @@ class FilesystemEnvelopeStore:
                     "build it again on store.head(), or use store.emit()",
                 )
             self._commit(folder, tail, envelope)
+            self._positions.pop(folder, None)
 
     def emit(
         self,
@@ -103,17 +106,19 @@ class FilesystemEnvelopeStore:
             InvalidMutation: the metadata are not JSON.
         """
         with self._writing(ctx.trace_id) as (folder, tail):
+            position = self._next_position(folder, tail)
             envelope = build_memory_envelope(
                 ctx,
                 previous_hash=_head(tail),
                 package_version=package_version,
                 signer=signer,
                 memory_audit_parent_ref=memory_audit_parent_ref,
-                position=self._next_position(folder, tail),
+                position=position,
                 timestamp_utc=timestamp_utc,
                 organization_id=organization_id,
             )
             self._commit(folder, tail, envelope)
+            self._positions[folder] = envelope["integrity"]["current"], position
         return envelope
 
     def iter_chain(self, trace_id: str) -> Iterator[dict[str, Any]]:
@@ -125,14 +130,15 @@ class FilesystemEnvelopeStore:
         Raises:
             TornStoreError: a line or an envelope cannot be read, they contradict each other, or the index was cut.
         """
-        index = self._folder(trace_id) / INDEX
+        folder = self._folder(trace_id)
+        index = f"{folder}/{INDEX}"
         numbered, number = True, -1
         for line_number, entry in files.entries(index):
             envelope = self._read_envelope(index, line_number, entry)
             number += 1
             numbered = numbered and _stem(entry) == number
             yield envelope
-        if numbered and (index.parent / _file_name(number + 2)).exists():  # one more may be an orphan, two cannot
+        if numbered and os.path.exists(f"{folder}/{_file_name(number + 2)}"):  # one more may be an orphan, two cannot
             raise TornStoreError(
                 f"{index} ends at line {number + 1}, but envelopes beyond it exist: the index was cut",
                 "restore the index from a copy, or export the chain from its ledger again",
@@ -146,92 +152,97 @@ class FilesystemEnvelopeStore:
         """
         if not self.root.is_dir():
             return
-        with files.translated(self.root):
+        with files.translated(self._base):
             folders = sorted(path for path in self.root.iterdir() if (path / INDEX).is_file())
         for folder in folders:
             yield _read_name(folder) if is_long(folder.name) else trace_of(folder.name)
 
-    def _folder(self, trace_id: str) -> Path:
+    def _folder(self, trace_id: str) -> str:
         if not isinstance(trace_id, str):
             raise StoreError(f"the trace id is {type(trace_id).__name__}, not text", "pass a str")
-        folder = self.root / folder_of(trace_id)
-        if folder.name == trace_id or folder.exists():
+        name = folder_of(trace_id)
+        folder = f"{self._base}/{name}"
+        if name == trace_id or os.path.exists(folder):
             return folder
         return self._peers_folder(trace_id) or folder
 
-    def _peers_folder(self, trace_id: str) -> Path | None:
+    def _peers_folder(self, trace_id: str) -> str | None:
         """Return the folder a peer wrote for an id with capitals, where it exists under exactly that name."""
         if not trace_id.replace("-", "").replace("_", "").isalnum() or not trace_id.isascii():
             return None
         try:
-            return self.root / trace_id if trace_id in os.listdir(self.root) else None
+            return f"{self._base}/{trace_id}" if trace_id in os.listdir(self._base) else None
         except OSError:
             return None
 
     @contextlib.contextmanager
-    def _writing(self, trace_id: str) -> Iterator[tuple[Path, Tail]]:
+    def _writing(self, trace_id: str) -> Iterator[tuple[str, Tail]]:
         """Hold the chain's lock; yield its folder and the repaired end of its index."""
         folder = self._folder(trace_id)
+        index = f"{folder}/{INDEX}"
         with files.translated(folder):
-            if not folder.is_dir():
-                folder.mkdir(parents=True, exist_ok=True)
-                files.sync_folder(str(self.root))
-            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if not os.path.isdir(folder):
+                os.makedirs(folder, exist_ok=True)
+                files.sync_folder(self._base)
+            lock = os.open(f"{folder}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                tail = files.read_tail(folder / INDEX)
-                if tail.entry is None and is_long(folder.name):
-                    files.write_file(str(folder), NAME, json.dumps({"trace_id": trace_id}))
+                tail = files.read_tail(index)
+                if tail.entry is None and is_long(folder):
+                    files.write_file(folder, NAME, json.dumps({"trace_id": trace_id}))
                 if tail.torn or tail.unterminated:
-                    tail = files.repair(folder / INDEX, tail)
+                    tail = files.repair(index, tail)
                 yield folder, tail
             finally:
                 os.close(lock)
 
-    def _commit(self, folder: Path, tail: Tail, envelope: Mapping[str, Any]) -> None:
+    def _commit(self, folder: str, tail: Tail, envelope: Mapping[str, Any]) -> None:
         """Write the envelope, make it durable, then its index line."""
         name = self._free_name(folder, tail)
-        files.write_file(str(folder), name, envelope_line(envelope))
-        files.sync_folder(str(folder))  # the index must never name a file that a crash could take back
+        files.write_file(folder, name, envelope_line(envelope))  # durable before the index names it
         integrity = envelope["integrity"]
         entry = {
             "current_hash": integrity["current"],
-            "envelope_path": f"{folder.name}/{name}",
+            "envelope_path": f"{folder.rpartition('/')[2]}/{name}",
             "previous_hash": integrity["previous"],
             "turn_index": envelope["subject"]["turn_index"],
         }
-        files.append_line(folder / INDEX, json.dumps(entry), tail.end)
+        files.append_line(f"{folder}/{INDEX}", json.dumps(entry), tail.end)
         if tail.entry is None:
-            files.sync_folder(str(folder))
+            files.sync_folder(folder)
 
-    def _free_name(self, folder: Path, tail: Tail) -> str:
+    def _free_name(self, folder: str, tail: Tail) -> str:
         number = _stem(tail.entry) + 1 if tail.entry else 0
-        if not (folder / _file_name(number)).exists():
+        if not os.path.exists(f"{folder}/{_file_name(number)}"):
             return _file_name(number)
         # a crash's orphan, to be written over; or, in a chain a peer began with its own numbers, an envelope of the chain
-        used = {_stem(entry) for _, entry in files.entries(folder / INDEX)}
+        used = {_stem(entry) for _, entry in files.entries(f"{folder}/{INDEX}")}
         while number in used:
             number = max(used) + 1
         return _file_name(number)
 
-    def _next_position(self, folder: Path, tail: Tail) -> int:
+    def _next_position(self, folder: str, tail: Tail) -> int:
         """Return the 0-based place of the next envelope: after the last one's, else by counting the index."""
         if tail.entry is None:
             return 0
-        last = self._read_envelope(folder / INDEX, None, tail.entry)
+        head, known = self._positions.get(folder, ("", 0))
+        if head == tail.entry["current_hash"]:
+            return known + 1
+        last = self._read_envelope(f"{folder}/{INDEX}", None, tail.entry)
         position = last["subject"].get("position") if isinstance(last.get("subject"), dict) else None
         if type(position) is int:
             return position + 1
-        return sum(1 for _ in files.entries(folder / INDEX))  # a chain begun without positions
+        return sum(1 for _ in files.entries(f"{folder}/{INDEX}"))  # a chain begun without positions
 
-    def _read_envelope(self, index: Path, line_number: int | None, entry: dict[str, Any]) -> dict[str, Any]:
+    def _read_envelope(self, index: str, line_number: int | None, entry: dict[str, Any]) -> dict[str, Any]:
         where = f"{index}, line {line_number}" if line_number else f"{index}, last line"
-        relative = PurePosixPath(entry["envelope_path"])
-        if relative.is_absolute() or ".." in relative.parts:
+        relative = entry["envelope_path"]
+        if relative.startswith("/") or ".." in relative.split("/"):
             raise TornStoreError(f"{where}: the envelope path leads out of the store", _RESTORE)
-        path = self.root / relative
+        path = f"{self._base}/{relative}"
         try:
-            envelope = json.loads(path.read_bytes())
+            with open(path, "rb") as file:
+                envelope = json.loads(file.read())
             current = envelope["integrity"]["current"]
         except FileNotFoundError:
             raise TornStoreError(f"{where}: {path} is missing", _RESTORE) from None
@@ -244,14 +255,15 @@ class FilesystemEnvelopeStore:
             raise TornStoreError(message, "one of the two was edited; compare with a copy")
         return envelope  # type: ignore[no-any-return]
 
-    def _settled_tail(self, index: Path) -> Tail:
+    def _settled_tail(self, folder: str) -> Tail:
         """Read the end of an index; where it looks torn, once more while no writer is at work."""
-        with files.translated(index.parent):
+        index = f"{folder}/{INDEX}"
+        with files.translated(folder):
             tail = files.read_tail(index)
             if not tail.torn:
                 return tail
             try:
-                lock = os.open(index.parent / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+                lock = os.open(f"{folder}/{LOCK}", os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 return tail
             try:

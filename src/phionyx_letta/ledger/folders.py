@@ -13,6 +13,7 @@ import re
 __all__ = ["folder_of", "is_long", "trace_of"]
 
 _PLAIN = re.compile(rb"[a-z0-9_.-]")
+_ORDINARY = re.compile(rb"[a-z0-9_-][a-z0-9_.-]*")
 _EMPTY = "%"
 _LONG = "%~"  # never part of an encoded id: a percent sign there is followed by two hex digits
 _MAX = 180
@@ -24,6 +25,8 @@ def folder_of(trace_id: str) -> str:
     data = trace_id.encode("utf-8", "surrogatepass")
     if not data:
         return _EMPTY
+    if _ORDINARY.fullmatch(data) and len(data) <= _MAX:
+        return trace_id
     name = "".join(chr(byte) if _PLAIN.match(bytes([byte])) else f"%{byte:02X}" for byte in data)
     if name[0] == ".":
         name = "%2E" + name[1:]

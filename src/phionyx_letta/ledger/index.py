@@ -13,7 +13,6 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from phionyx_letta.errors import StoreError, TornStoreError
@@ -40,7 +39,7 @@ class Tail:
     torn: bool = False
 
 
-def read_tail(index: Path) -> Tail:
+def read_tail(index: str) -> Tail:
     """Read the end of an index; constant time.
 
     Raises:
@@ -63,7 +62,7 @@ def read_tail(index: Path) -> Tail:
         os.close(descriptor)
 
 
-def _parse_tail(index: Path, data: bytes, start: int) -> Tail | None:
+def _parse_tail(index: str, data: bytes, start: int) -> Tail | None:
     """Return what `data` (the file from `start` on) says of the index's end, None where more of the file is needed."""
     last_newline = data.rfind(b"\n")
     rest = data[last_newline + 1 :]
@@ -85,7 +84,7 @@ def _parse_tail(index: Path, data: bytes, start: int) -> Tail | None:
     return Tail(entry, end, torn=bool(rest))
 
 
-def entries(index: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def entries(index: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, entry), reading as it goes; half a last line is skipped with a logged warning.
 
     Raises:
@@ -94,7 +93,7 @@ def entries(index: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     with translated(index), contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context(index.open("rb"))
+            file = stack.enter_context(open(index, "rb"))
         except FileNotFoundError:
             return
         for number, line in enumerate(file, start=1):
@@ -107,12 +106,12 @@ def entries(index: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 warn_torn(index)
 
 
-def warn_torn(index: Path) -> None:
+def warn_torn(index: str) -> None:
     """Log that a reader skips half a line."""
     _log.warning("%s ends in half a line (its writer was cut short); it is skipped", index)
 
 
-def repair(index: Path, tail: Tail) -> Tail:
+def repair(index: str, tail: Tail) -> Tail:
     """Drop half a line from the end of an index, or end its last line.
 
     Raises:
@@ -131,7 +130,7 @@ def repair(index: Path, tail: Tail) -> Tail:
     return Tail(tail.entry, tail.end + 1)
 
 
-def append_line(index: Path, line: str, end: int) -> None:
+def append_line(index: str, line: str, end: int) -> None:
     """Add one line to an index that is `end` bytes long, durably; take it back if that fails half-way.
 
     Raises:
@@ -151,7 +150,10 @@ def append_line(index: Path, line: str, end: int) -> None:
 
 
 def write_file(folder: str, name: str, text: str) -> None:
-    """Create or replace a file: readers see the old one, the new one, never a part.
+    """Create or replace a file, durably; readers see the old one, the new one, never a part.
+
+    The name is changed before the content is made durable: the file counts only once the index names it, so one commit
+    of the file system's journal may cover content and name together.
 
     Raises:
         OSError: the file cannot be written.
@@ -161,10 +163,11 @@ def write_file(folder: str, name: str, text: str) -> None:
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         _write_all(descriptor, text.encode("ascii"))
+        os.rename(partial, path)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    os.rename(partial, path)
+    sync_folder(folder)
 
 
 def sync_folder(folder: str) -> None:
@@ -181,7 +184,7 @@ def sync_folder(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def translated(path: Path) -> Iterator[None]:
+def translated(path: str) -> Iterator[None]:
     """Turn the system's errors on `path` into `StoreError` with a remedy."""
     try:
         yield

@@ -17,8 +17,8 @@ def install() -> None:
     Works before and after Letta is imported. Settings are read from the environment when Letta's models are there.
 
     Raises:
-        SettingsError: a PHIONYX_LETTA_* variable has an unusable value.
-        UnsupportedLetta: in closed mode, this Letta cannot be instrumented.
+        SettingsError: in closed mode, a PHIONYX_LETTA_* variable has an unusable value; in open mode it is logged.
+        UnsupportedLetta: in closed mode, this Letta cannot be instrumented; in open mode it is logged.
     """
     from phionyx_letta.plugin import activation
 

@@ -7,6 +7,7 @@ arms. ``phionyx_letta.plugin.install()`` does the same in code. Everything heavy
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -87,15 +88,25 @@ def _once(module: str, action: Callable[[ModuleType], None]) -> None:
     """Hooks cannot be taken back, so each is registered once and asks whether the plugin is armed."""
     if module in _hooked:
         if module in sys.modules:
-            action(sys.modules[module])
+            _attempt(action, sys.modules[module])
         return
     _hooked.add(module)
 
     def hook(imported: ModuleType) -> None:
         if _armed:
-            action(imported)
+            _attempt(action, imported)
 
     wrapt.register_post_import_hook(hook, module)
+
+
+def _attempt(action: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Nothing of ours may keep Letta from being imported, unless the operator said so."""
+    try:
+        action(module)
+    except Exception as error:
+        if os.environ.get("PHIONYX_LETTA_ON_ERROR", "").strip().lower() == "closed":
+            raise
+        logging.getLogger("phionyx_letta").error("phionyx-letta records nothing in this process: %s", error)
 
 
 def _start(orm: ModuleType) -> None:

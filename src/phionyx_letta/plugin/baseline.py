@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, insert, text
 
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin.attribution import Attribution
 from phionyx_letta.plugin.mutation import RECORDED, BlockColumns, block_change
-from phionyx_letta.plugin.outbox import OutboxKey, open_payload
+from phionyx_letta.plugin.outbox import OutboxKey
 
 PRODUCER = "phionyx-letta.baseline"
 _COLUMNS = ", ".join(f'b."{name}"' for name in RECORDED)
@@ -23,6 +23,8 @@ _LOCK = text(
     f"select b.id, b.organization_id, {_COLUMNS} {_UNRECORDED} order by b.id limit :limit for update skip locked"
 )
 _COUNT = text(f"select count(*) {_UNRECORDED}")
+# no backslash escapes a quote before the name: it is a key of the payload; and only the id is read of rows that may be huge
+_WAITING = text("""select substring(payload from '"block_id":"([^"]*)"') from phionyx_outbox where refused is null""")
 _AGENTS = text("select block_id, agent_id from blocks_agents where block_id = any(:ids)")
 
 
@@ -58,8 +60,7 @@ def record_baseline(ledger: SqlLedger, key: OutboxKey, worker_id: str, *, limit:
 
 def _waiting(connection: Connection) -> set[str]:
     """Blocks with a row in the outbox: their record begins with that write."""
-    payloads = connection.execute(select(tables.outbox.c.payload).where(tables.outbox.c.refused.is_(None))).scalars()
-    return {fields["block_id"] for payload in payloads if (fields := open_payload(payload)) is not None}
+    return set(connection.execute(_WAITING).scalars())
 
 
 def _mutation(row: Any, attached: Any, worker_id: str) -> dict[str, Any]:

@@ -33,11 +33,14 @@ class BlockColumns:
     limit: int | None = None
     read_only: bool | None = None
 
-    def digest(self) -> str:
-        """Hash over all recorded columns, named and versioned, so that a new column of Letta's raises no alarm."""
+    def digest(self, value_hash: str | None = None) -> str:
+        """Hash over all recorded columns, named and versioned, so that a new column of Letta's raises no alarm.
+
+        ``value_hash`` is that of the value, where it is known already.
+        """
         state = {
             "v": STATE_VERSION,
-            "value": content_hash(self.value),
+            "value": value_hash or content_hash(self.value),
             "label": self.label,
             "description": self.description,
             "limit": self.limit,
@@ -78,7 +81,7 @@ def block_change(
     )
     event = event or _event(before, after, changed, who.operation)
     kind = _kind(before, after, changed, who)
-    details: dict[str, Any] = {"event": event, **_details(before, after, changed)}
+    details: dict[str, Any] = {"event": event, **_details(before, after, changed, diff.after_hash)}
     if diff.counts_method != "lcs":
         details["counts_method"] = diff.counts_method
     mutation = _mutation(block_id, (after or before).label, kind, event, who, organization_id, details)  # type: ignore[union-attr]
@@ -179,11 +182,13 @@ def _kind(before: BlockColumns | None, after: BlockColumns | None, changed: list
     return "consolidate" if who.agent_type in _SLEEPTIME else "write"
 
 
-def _details(before: BlockColumns | None, after: BlockColumns | None, changed: list[str]) -> dict[str, Any]:
+def _details(
+    before: BlockColumns | None, after: BlockColumns | None, changed: list[str], after_hash: str
+) -> dict[str, Any]:
     """What changed beside the value. A description may hold content, so only its hashes are kept."""
     details: dict[str, Any] = {"state_version": STATE_VERSION}
     if after is not None:
-        details["state"] = after.digest()
+        details["state"] = after.digest(after_hash)
     if before is None or after is None:
         return details
     details["changed"] = changed

@@ -21,7 +21,8 @@ from phionyx_letta.signing import Signer
 #: Version of the payload; the sealer refuses one it does not know.
 PAYLOAD_VERSION = 1
 _PURPOSE = "phionyx-letta/outbox/v1"
-_REQUIRED = {"v", "nonce", "key_id", "at", "kind", "event", "block_id", "block_label", "producer", "diff", "letta"}
+_TEXTS = ("nonce", "key_id", "at", "kind", "event", "block_id", "block_label", "producer")
+_REQUIRED = {*_TEXTS, "v", "diff", "letta"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,12 @@ def open_payload(payload: str) -> dict[str, Any] | None:
         return None
     if not isinstance(fields, dict) or not fields.keys() >= _REQUIRED or fields["v"] != PAYLOAD_VERSION:
         return None
-    return fields
+    typed = (
+        all(isinstance(fields[name], str) for name in _TEXTS)
+        and isinstance(fields["diff"], dict | None)
+        and isinstance(fields["letta"], dict)
+    )
+    return fields if typed else None
 
 
 def authentic(key: OutboxKey, payload: str, mac: str) -> bool:
@@ -82,10 +88,10 @@ def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int) -> str:
     values = ",".join(f"({tag}{payload}{tag},'{mac}')" for payload, mac in rows)
     return (
         "savepoint phionyx_capture;"
-        "select set_config('phionyx.lock_timeout',current_setting('lock_timeout'),true);"
-        f"set local lock_timeout={int(lock_timeout_ms)};"
-        f"insert into phionyx_outbox(payload,mac)values{values};"
-        "select set_config('lock_timeout',current_setting('phionyx.lock_timeout'),true);"
+        "select set_config('phionyx.lock_timeout',current_setting('lock_timeout'),true),"
+        f"set_config('lock_timeout','{int(lock_timeout_ms)}',true);"
+        f"insert into phionyx_outbox(payload,mac)values{values} "
+        "returning set_config('lock_timeout',current_setting('phionyx.lock_timeout'),true);"
         "release savepoint phionyx_capture"
     )
 

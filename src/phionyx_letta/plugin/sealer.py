@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, delete, func, or_, select, update
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from phionyx_letta import __version__
 from phionyx_letta.diff import MemoryDiff
@@ -29,6 +30,8 @@ from phionyx_letta.plugin.runtime import PluginKey, logger
 FOREIGN_KEY_PATIENCE = timedelta(seconds=30)
 #: How often refused rows are looked at again, s: an attacker may have marked a genuine one.
 REFUSED_INTERVAL = 30.0
+#: Most bytes of payloads read at once (one row is always read): forged ones may be as large as the database takes.
+BATCH_BYTES = 32_000_000
 
 
 @dataclass
@@ -40,12 +43,16 @@ class SealReport:
     waiting: int = 0
     busy: bool = False
     refusals: list[str] = field(default_factory=list)
+    more: bool = False
+    """The batch was full: there may be more to seal."""
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    row_id: int
+    row: Any
     fields: dict[str, Any]
+    number: int | None
+    """The row's id; None if a sealed row had it already (the sequence was set back)."""
 
 
 class Sealer:
@@ -57,6 +64,11 @@ class Sealer:
         self._key = key
         self._batch = batch
         self._refused_looked_at = float("-inf")
+        self._refused_after: int | None = None  # where the look through the refused rows stands; None: at its end
+
+    def due(self) -> bool:
+        """Whether refused rows are to be looked at, though nothing else may wait."""
+        return self._refused_after is not None or time.monotonic() - self._refused_looked_at >= REFUSED_INTERVAL
 
     def seal_pending(self) -> SealReport:
         """Seal until nothing is left that this key can seal, or another sealer is at work."""
@@ -67,7 +79,7 @@ class Sealer:
             total.refused += report.refused
             total.refusals += report.refusals
             total.waiting, total.busy = report.waiting, report.busy
-            if report.sealed + report.refused < self._batch or report.busy:
+            if not report.more or report.waiting:
                 return total
 
     def seal_batch(self) -> SealReport:
@@ -79,98 +91,157 @@ class Sealer:
         with self._ledger.writing(wait=False) as connection:
             if connection is None:
                 return SealReport(busy=True)
-            if time.monotonic() - self._refused_looked_at > REFUSED_INTERVAL:
-                self._refused_looked_at = time.monotonic()
-                self._reconsider_refused(connection)
-            rows = self._rows(connection, refused=False)
-            return self._seal(connection, rows) if rows else SealReport()
+            rows, more = self._rows(connection)
+            again = self._refused_rows(connection)
+            report = self._seal(connection, sorted([*again, *rows], key=lambda row: row.id))
+            report.more = more or self._refused_after is not None
+            return report
 
-    def _rows(self, connection: Connection, *, refused: bool) -> Sequence[Any]:
+    def _rows(self, connection: Connection, *, refused_after: int | None = None) -> tuple[Sequence[Any], bool]:
+        """The next rows in the order of their ids, as many as a batch may hold, and whether there may be more.
+
+        Args:
+            connection: holding the ledger's lock.
+            refused_after: take refused rows with a greater id instead of those that wait.
+        """
         outbox = tables.outbox.c
-        chosen = outbox.refused.is_not(None) if refused else outbox.refused.is_(None)
-        query = select(outbox.id, outbox.payload, outbox.mac).where(chosen).order_by(outbox.id).limit(self._batch)
-        return connection.execute(query).all()
+        chosen: ColumnElement[bool] = outbox.refused.is_(None)
+        if refused_after is not None:
+            chosen = outbox.refused.is_not(None) & (outbox.id > refused_after)
+        columns = (outbox.id, outbox.payload, outbox.mac, outbox.refused)
+        batch = select(*columns).where(chosen).order_by(outbox.id).limit(self._batch).subquery()
+        length = func.octet_length if connection.dialect.name == "postgresql" else func.length
+        size = length(batch.c.payload)
+        measured = select(
+            batch, (func.sum(size).over(order_by=batch.c.id) - size).label("before"), func.count().over().label("found")
+        ).subquery()
+        fitting = select(measured).where(measured.c.before < BATCH_BYTES).order_by(measured.c.id)
+        rows = connection.execute(fitting).all()
+        return rows, bool(rows) and (rows[0].found == self._batch or len(rows) < rows[0].found)
+
+    def _refused_rows(self, connection: Connection) -> Sequence[Any]:
+        """The next refused rows to look at again; none before the interval has passed."""
+        if not self.due():
+            return []
+        if self._refused_after is None:
+            self._refused_looked_at, self._refused_after = time.monotonic(), -(2**63)
+        rows, more = self._rows(connection, refused_after=self._refused_after)
+        self._refused_after = rows[-1].id if more else None
+        return rows
 
     def _seal(self, connection: Connection, rows: Sequence[Any]) -> SealReport:
         report = SealReport()
-        candidates: list[_Candidate] = []
+        candidates: list[tuple[Any, dict[str, Any]]] = []
         for row in rows:
             fields = open_payload(row.payload)
             if fields is not None and fields["key_id"] != self._key.outbox.key_id and self._alive(connection, fields):
+                if row.refused is not None:
+                    continue  # that host looks at it again itself
                 report.waiting = 1  # rows behind it wait too: a block's history keeps its order
                 break
             reason = self._reason_to_refuse(row, fields)
             if reason is None:
                 assert fields is not None
-                candidates.append(_Candidate(row.id, fields))
+                candidates.append((row, fields))
             else:
-                self._refuse(connection, row.id, reason, report)
-        candidates = self._unsealed(connection, candidates, report)
-        if candidates:
-            report.sealed = self._write(connection, candidates, report)
+                self._refuse(connection, row, reason, report)
+        fresh = self._unsealed(connection, candidates, report) if candidates else []
+        if fresh:
+            report.sealed = self._write(connection, fresh, report)
         return report
 
     def _reason_to_refuse(self, row: Any, fields: dict[str, Any] | None) -> str | None:
         if fields is None:
             return "the payload is not one this version of the plugin writes"
         if fields["key_id"] != self._key.outbox.key_id:
-            return f"it is authenticated with the key {fields['key_id']!r}, which no running worker has"
+            return f"it is authenticated with the key {fields['key_id'][:80]!r}, which no running worker has"
         if not authentic(self._key.outbox, row.payload, row.mac):
             return "its MAC does not match: the row was forged or changed in the database"
         return None
 
     @staticmethod
     def _alive(connection: Connection, fields: dict[str, Any]) -> bool:
-        worker = tables.worker.c
-        recent = datetime.now(UTC) - FOREIGN_KEY_PATIENCE
-        found = select(worker.worker_id).where(worker.key_id == str(fields["key_id"]), worker.seen_at > recent).limit(1)
-        return connection.execute(found).first() is not None
+        """By the database's clock, which all hosts share; a sign of life from the future is a forged one."""
+        worker, key_id = tables.worker.c, fields["key_id"]
+        if not key_id.isprintable():  # no key has such a name, and the database could not look for all of them
+            return False
+        now = connection.execute(select(func.now())).scalar_one()
+        recent = worker.seen_at.between(now - FOREIGN_KEY_PATIENCE, now + FOREIGN_KEY_PATIENCE)
+        return (
+            connection.execute(select(worker.worker_id).where(worker.key_id == key_id, recent).limit(1)).first()
+            is not None
+        )
 
     @staticmethod
-    def _refuse(connection: Connection, row_id: int, reason: str, report: SealReport) -> None:
-        connection.execute(update(tables.outbox).where(tables.outbox.c.id == row_id).values(refused=reason))
+    def _refuse(connection: Connection, row: Any, reason: str, report: SealReport) -> None:
+        if row.refused is not None:
+            return  # reported when it was refused
+        reason = (
+            reason.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+        )  # it may quote what was forged
+        connection.execute(update(tables.outbox).where(tables.outbox.c.id == row.id).values(refused=reason))
         report.refused += 1
-        report.refusals.append(f"outbox row {row_id} was not sealed: {reason}")
+        report.refusals.append(f"outbox row {row.id} was not sealed: {reason}")
         logger.error("phionyx-letta: %s", report.refusals[-1])
 
-    def _unsealed(self, connection: Connection, candidates: list[_Candidate], report: SealReport) -> list[_Candidate]:
+    def _unsealed(
+        self, connection: Connection, candidates: list[tuple[Any, dict[str, Any]]], report: SealReport
+    ) -> list[_Candidate]:
         """Without the copies of rows that are sealed already, in the ledger or in this batch."""
-        nonces = [candidate.fields["nonce"] for candidate in candidates]
         envelope = tables.envelope.c
-        seen = set(connection.execute(select(envelope.nonce).where(envelope.nonce.in_(nonces))).scalars())
+        nonces = [fields["nonce"] for _, fields in candidates]
+        numbers = [row.id for row, _ in candidates]
+        known = select(envelope.nonce, envelope.outbox_id).where(
+            or_(envelope.nonce.in_(nonces), envelope.outbox_id.in_(numbers))
+        )
+        found = connection.execute(known).all()
+        seen, used = {row.nonce for row in found}, {row.outbox_id for row in found}
         fresh = []
-        for candidate in candidates:
-            if candidate.fields["nonce"] in seen:
-                self._refuse(connection, candidate.row_id, "it is a copy of a row that was sealed before", report)
-            else:
-                seen.add(candidate.fields["nonce"])
-                fresh.append(candidate)
+        for row, fields in candidates:
+            if fields["nonce"] in seen:
+                self._refuse(connection, row, "it is a copy of a row that was sealed before", report)
+                continue
+            seen.add(fields["nonce"])
+            if row.id in used:
+                logger.error(
+                    "phionyx-letta: outbox row %s has the number of a sealed one: the sequence was set back", row.id
+                )
+            fresh.append(_Candidate(row, fields, None if row.id in used else row.id))
         return fresh
 
-    def _reconsider_refused(self, connection: Connection) -> None:
-        for row in self._rows(connection, refused=True):
-            fields = open_payload(row.payload)
-            if self._reason_to_refuse(row, fields) is None and fields is not None:
-                sealed = select(tables.envelope.c.seq).where(tables.envelope.c.nonce == fields["nonce"])
-                if connection.execute(sealed).first() is None:
-                    connection.execute(update(tables.outbox).where(tables.outbox.c.id == row.id).values(refused=None))
-                    logger.warning(
-                        "phionyx-letta: outbox row %s was marked refused but is genuine; it is sealed now", row.id
-                    )
-
     def _write(self, connection: Connection, candidates: list[_Candidate], report: SealReport) -> int:
+        """All together; where that fails, in halves, so that a row that cannot be sealed does not hold up the others."""
+        try:
+            with connection.begin_nested():
+                written = self._write_together(connection, candidates)
+        except Exception as error:
+            if not _is_fault_of_a_row(error):
+                raise
+            if len(candidates) == 1:
+                self._refuse(
+                    connection, candidates[0].row, f"no envelope can be made of it: {_described(error)}", report
+                )
+                return 0
+        else:
+            return written
+        middle = len(candidates) // 2
+        return self._write(connection, candidates[:middle], report) + self._write(
+            connection, candidates[middle:], report
+        )
+
+    def _write_together(self, connection: Connection, candidates: list[_Candidate]) -> int:
         writer = LedgerWriter(connection)
         _preload(writer, candidates)
-        sealed = []
         for candidate in candidates:
-            try:
-                self._add(writer, candidate)
-            except PhionyxError as error:  # one row that cannot be built must not hold up the others
-                self._refuse(connection, candidate.row_id, f"no envelope can be built from it: {error}", report)
-            else:
-                sealed.append(candidate.row_id)
+            self._add(writer, candidate)
         written = writer.flush()
-        connection.execute(delete(tables.outbox).where(tables.outbox.c.id.in_(sealed)))
+        rows = [candidate.row for candidate in candidates]
+        connection.execute(delete(tables.outbox).where(tables.outbox.c.id.in_([row.id for row in rows])))
+        for row in rows:
+            if row.refused is not None:
+                logger.warning(
+                    "phionyx-letta: outbox row %s was marked refused but is genuine; it is sealed now", row.id
+                )
         return written
 
     def _add(self, writer: LedgerWriter, candidate: _Candidate) -> None:
@@ -214,7 +285,25 @@ class Sealer:
             timestamp_utc=fields["at"],
             organization_id=fields.get("organization_id"),
         )
-        writer.add(envelope, trace_id=trace_id, outbox_id=candidate.row_id, nonce=fields["nonce"], agents=agents)
+        writer.add(envelope, trace_id=trace_id, outbox_id=candidate.number, nonce=fields["nonce"], agents=agents)
+
+
+def _is_fault_of_a_row(error: Exception) -> bool:
+    """What this row holds, or what the ledger holds of its chain and block, is the reason; else it is the database."""
+    if isinstance(error, DBAPIError):
+        state = getattr(error.orig, "sqlstate", None)
+        if state is None:  # the driver refused a value, or the connection is gone
+            return not isinstance(error, OperationalError | InterfaceError)
+        return bool(state[:2] in ("22", "23"))  # data exception, integrity constraint violation
+    return isinstance(error, PhionyxError | ValueError | TypeError | LookupError | AttributeError)
+
+
+def _described(error: Exception) -> str:
+    """In one line and without the values, which may be content."""
+    cause: BaseException = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return (
+        str(error) if isinstance(error, PhionyxError) else f"{type(cause).__name__}: {str(cause).splitlines()[0][:200]}"
+    )
 
 
 def _preload(writer: LedgerWriter, candidates: list[_Candidate]) -> None:

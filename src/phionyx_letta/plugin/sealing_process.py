@@ -93,7 +93,7 @@ def seal_until(stop: threading.Event, ledger: SqlLedger, key: PluginKey, setting
         if baseline_at is not None and time.monotonic() >= baseline_at:
             left = record_baseline(ledger, key.outbox, f"baseline:{os.getpid()}")
             baseline_at = time.monotonic() + (0 if left > 1 else _RETRY) if left else None
-        if ledger.has_pending():
+        if sealer.due() or ledger.has_pending():
             sealer.seal_pending()
         stop.wait(settings.poll_ms / 1000)
     sealer.seal_pending()
@@ -115,7 +115,8 @@ def main() -> None:
     failing = ""
     while not stop.is_set():
         try:
-            seal_until(stop, SqlLedger(url), key, settings)
+            with contextlib.closing(SqlLedger(url)) as ledger:
+                seal_until(stop, ledger, key, settings)
         except Exception as error:  # whatever it is, rows wait in the outbox and nothing is lost by trying again
             message = f"{type(error).__name__}: {error}"
             if message != failing:

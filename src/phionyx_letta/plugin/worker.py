@@ -8,11 +8,10 @@ import os
 import socket
 import threading
 import weakref
-from datetime import UTC, datetime
 from types import ModuleType
 from typing import Any
 
-from sqlalchemy import delete
+from sqlalchemy import delete, func
 from sqlalchemy.dialects.postgresql import insert
 
 from phionyx_letta import __version__
@@ -177,7 +176,7 @@ class Worker:
     def _beat(self, ledger: SqlLedger) -> None:
         values = {
             "worker_id": self.runtime.worker_id,
-            "seen_at": datetime.now(UTC),
+            "seen_at": func.now(),  # the database's clock: those of the hosts may differ
             "armed": self._capture is not None,
             "key_id": self.runtime.key.outbox.key_id if self.runtime.key else None,
             "info": json.dumps(self.describe()),

@@ -7,130 +7,23 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from cli_helpers import AGENT, HUMAN, NOTES, OTHER, ROOT, Key, change, error_of, run, run_json, sql, waiting_row
 
 from phionyx_letta import (
-    Ed25519Signer,
     FilesystemEnvelopeStore,
-    MemoryConsolidationAudit,
-    MemoryMutationContext,
     UnsignedSigner,
-    compute_memory_diff,
     generate_key,
     get_signer,
 )
 from phionyx_letta.cli.app import app
 from phionyx_letta.cli.reference import reference
-from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.plugin.outbox import OutboxKey
 
-ROOT = Path(__file__).parents[2]
-AGENT, OTHER = "agent-aaaaaaaa-0000-4000-8000-000000000001", "agent-bbbbbbbb-0000-4000-8000-000000000002"
-HUMAN, NOTES = "block-aaaaaaaa-0000-4000-8000-000000000001", "block-bbbbbbbb-0000-4000-8000-000000000002"
 COMMANDS = ("demo", "run", "doctor", "keygen", "log", "show", "verify", "seal", "baseline", "export")
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of the caller's settings, and a home of our own."""
-    for name in list(os.environ):
-        if name.startswith(("PHIONYX_LETTA_", "LETTA_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(one) for one in arguments])
-
-
-def run_json(*arguments: object, code: int = 0) -> dict[str, Any]:
-    result = run(*arguments, "--json")
-    assert result.exit_code == code, result.output
-    answer = json.loads(result.stdout)
-    assert isinstance(answer, dict)
-    return answer
-
-
-def error_of(*arguments: object, code: int = 2) -> str:
-    """The one line of an error, which must also come as JSON."""
-    result = run(*arguments)
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    as_json = run_json(*arguments, code=code)
-    assert set(as_json) == {"error", "remedy"}
-    return result.stderr
-
-
-@dataclass
-class Key:
-    path: Path
-    public: str
-    signer: Ed25519Signer
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Key:
-    path = tmp_path / "keys" / "signing.key"
-    public = generate_key(path)
-    signer = get_signer({"PHIONYX_LETTA_SIGNING_KEY": str(path)})
-    assert isinstance(signer, Ed25519Signer)
-    return Key(path, public, signer)
-
-
-def change(trace: str, turn: int, block: str, label: str, kind: str, before: str, after: str, **more: Any) -> MemoryMutationContext:
-    diff = compute_memory_diff(before, after, include_diff_text=True)
-    return MemoryMutationContext(trace, turn, more.pop("producer", f"letta.{trace}"), block, label, kind, diff, **more)
-
-
-def changes() -> list[MemoryMutationContext]:
-    def letta(event: str, agent: str, **more: str) -> dict[str, Any]:
-        return {"letta": {"event": event, "agent_id": agent, "run_id": "run-1", **more}}
-
-    audit = MemoryConsolidationAudit(from_episodic=["m1", "m2"], to_semantic=["s1"], consolidation_method="letta.sleeptime")
-    return [
-        change(AGENT, 0, HUMAN, "human", "write", "", "Ada", metadata=letta("create", AGENT)),
-        change(AGENT, 1, HUMAN, "human", "append", "Ada", "Ada\ntea", metadata=letta("update", AGENT, tool="core_memory_append")),
-        change(OTHER, 0, HUMAN, "human", "write", "Ada\ntea", "Ada\ncoffee", metadata=letta("update", OTHER, tool="core_memory_replace")),
-        change(AGENT, 2, NOTES, "notes", "consolidate", "", "x", metadata=letta("update", AGENT), consolidation_audit=audit),
-        change(
-            AGENT, 3, HUMAN, "human", "clear", "Ada\ncoffee", "", metadata=letta("update", AGENT), forgetting_reason="retention_policy"
-        ),
-    ]
-
-
-@pytest.fixture
-def database(tmp_path: Path, key: Key) -> Path:
-    path = tmp_path / "ledger.db"
-    ledger = SqlLedger(f"sqlite:///{path}")
-    for ctx in changes():
-        ledger.emit(ctx, signer=key.signer, memory_audit_parent_ref="envelope://sha256:" + "ab" * 32)
-    ledger.close()
-    return path
-
-
-@pytest.fixture
-def store(tmp_path: Path, key: Key) -> Path:
-    root = tmp_path / "store"
-    for ctx in changes():
-        FilesystemEnvelopeStore(root).emit(ctx, signer=key.signer)
-    return root
-
-
-def sql(database: Path, statement: str, *values: object) -> None:
-    with sqlite3.connect(database) as connection:
-        connection.execute(statement, values)
-    connection.close()
 
 
 class TestEveryCommand:
@@ -233,7 +126,10 @@ class TestRun:
     def launch(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         program = "from phionyx_letta.cli import main; main()"
         return subprocess.run(
-            [sys.executable, "-c", program, "run", "--", *command], capture_output=True, text=True, env={**os.environ, **environment}
+            [sys.executable, "-c", program, "run", "--", *command],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **environment},
         )
 
     def test_arms_the_command_and_passes_arguments_and_exit_code_on(self) -> None:
@@ -248,7 +144,9 @@ class TestRun:
 
     def test_arms_without_the_pth_file_and_shadows_no_sitecustomize(self, tmp_path: Path) -> None:
         (tmp_path / "sitecustomize.py").write_text("import os; os.environ['THEIRS'] = __file__\n")
-        alias = tmp_path / "bin" / "python"  # found elsewhere than in our environment, as another environment's would be
+        alias = (
+            tmp_path / "bin" / "python"
+        )  # found elsewhere than in our environment, as another environment's would be
         alias.parent.mkdir()
         alias.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         alias.chmod(0o755)
@@ -264,7 +162,12 @@ class TestRun:
     def test_an_interpreter_without_the_package_is_told_and_goes_on_or_not(self, tmp_path: Path) -> None:
         bootstrap = ROOT / "src" / "phionyx_letta" / "cli" / "bootstrap"
         base = {"PYTHONPATH": str(bootstrap), "PATH": os.environ["PATH"], "PHIONYX_LETTA_ENABLE": "1"}
-        command = [sys.executable, "-S", "-c", "import sys; sys.path[:] = [p for p in sys.path if 'src' not in p]; import sitecustomize"]
+        command = [
+            sys.executable,
+            "-S",
+            "-c",
+            "import sys; sys.path[:] = [p for p in sys.path if 'src' not in p]; import sitecustomize",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, env={**base, "PYTHONPATH": ""})
         assert done.returncode == 1  # without our folder there is no sitecustomize at all
         code = f"import sys; sys.path.insert(0, {str(bootstrap)!r}); import sitecustomize; print('went on')"
@@ -368,7 +271,15 @@ class TestShow:
 
     def test_is_a_page_with_who_why_what_and_the_diff(self, database: Path, key: Key) -> None:
         page = run("show", AGENT, "1", "--ledger", database).stdout
-        for said in ("append", "core_memory_append", "run-1", HUMAN, "+tea", "envelope://sha256:abab", key.signer.key_id):
+        for said in (
+            "append",
+            "core_memory_append",
+            "run-1",
+            HUMAN,
+            "+tea",
+            "envelope://sha256:abab",
+            key.signer.key_id,
+        ):
             assert said in page
         assert max(map(len, page.splitlines())) <= 80
         assert "2 memories into s1" in run("show", AGENT, "2", "--ledger", database).stdout
@@ -388,25 +299,12 @@ class TestShow:
         assert "give more digits" in line
 
     @pytest.mark.parametrize(
-        ("ref", "code"), [(["0000000000"], 1), (["not-a-hash"], 2), (["ab"], 2), ([AGENT, "99"], 1), (["nobody", "0"], 1)]
+        ("ref", "code"),
+        [(["0000000000"], 1), (["not-a-hash"], 2), (["ab"], 2), ([AGENT, "99"], 1), (["nobody", "0"], 1)],
     )
     def test_says_that_there_is_no_such_envelope(self, ref: list[str], code: int, database: Path, store: Path) -> None:
         for ledger in (database, store):
             error_of("show", *ref, "--ledger", ledger, code=code)
-
-
-def waiting_row(key: Key, database: Path, after: str = "hello", forge: Callable[[str], str] = str) -> None:
-    """Put a captured change into the outbox, as a worker would have."""
-    mutation = {
-        **{"at": datetime.now(UTC).isoformat(timespec="microseconds"), "kind": "write", "event": "create", "agent_id": AGENT},
-        **{"block_id": f"block-{after}", "block_label": "new", "producer": f"letta.{AGENT}", "letta": {"event": "create"}},
-        "diff": compute_memory_diff("", after).to_dict(),
-    }
-    payload, mac = OutboxKey.of(key.signer).seal(mutation)
-    ledger = SqlLedger(f"sqlite:///{database}")
-    with ledger.engine.begin() as connection:
-        connection.execute(tables.outbox.insert().values(payload=forge(payload), mac=mac))
-    ledger.close()
 
 
 class TestSeal:
@@ -427,7 +325,9 @@ class TestSeal:
         assert (refused["sealed"], refused["refused"]) == (0, 1)
         assert "MAC" in refused["refusals"][0]
 
-    def test_another_key_refuses_nothing(self, database: Path, key: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_key_refuses_nothing(
+        self, database: Path, key: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         waiting_row(key, database)
         generate_key(tmp_path / "other.key")
         monkeypatch.setenv("PHIONYX_LETTA_SIGNING_KEY", str(tmp_path / "other.key"))
@@ -486,10 +386,16 @@ class TestDoctor:
     def test_an_outbox_nobody_seals_fails(self, database: Path, key: Key) -> None:
         waiting_row(key, database)
         assert self.findings("--ledger", database, code=0)["outbox"][0]["status"] == "ok"
-        sql(database, "update phionyx_outbox set created_at = ?", str(datetime.now(UTC).replace(tzinfo=None) - timedelta(hours=1)))
+        sql(
+            database,
+            "update phionyx_outbox set created_at = ?",
+            str(datetime.now(UTC).replace(tzinfo=None) - timedelta(hours=1)),
+        )
         assert "nobody seals" in self.findings("--ledger", database, code=1)["outbox"][0]["message"]
 
-    def test_a_bad_key_fails_and_none_is_made(self, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_bad_key_fails_and_none_is_made(
+        self, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("PHIONYX_LETTA_HOME", str(tmp_path / "home-of-keys"))
         assert self.findings("--ledger", database, code=0)["key here"][0]["status"] == "warn"
         assert not (tmp_path / "home-of-keys").exists()

@@ -9,22 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import (  # noqa: F401 - fixtures
-    AGENT,
-    HUMAN,
-    OTHER,
-    Key,
-    _environment,
-    change,
-    changes,
-    database,
-    error_of,
-    key,
-    run,
-    run_json,
-    sql,
-    store,
-)
+from cli_helpers import AGENT, HUMAN, OTHER, Key, change, changes, error_of, run, run_json, sql
 
 from phionyx_letta import FilesystemEnvelopeStore, UnsignedSigner, generate_key, verify_chain
 from phionyx_letta.ledger.sql import SqlLedger
@@ -41,7 +26,9 @@ def failed(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class TestValid:
-    def test_a_database_a_store_a_chain_a_file_an_envelope(self, database: Path, store: Path, key: Key, tmp_path: Path) -> None:
+    def test_a_database_a_store_a_chain_a_file_an_envelope(
+        self, database: Path, store: Path, key: Key, tmp_path: Path
+    ) -> None:
         one = tmp_path / "one.json"
         one.write_text(run("show", AGENT, "1", "--ledger", database, "--json").stdout)
         for target in (database, f"sqlite:///{database}", store, store / AGENT, lines_of(database, tmp_path), one):
@@ -50,7 +37,9 @@ class TestValid:
             assert report["key_id"] == key.signer.key_id
             assert "VALID" in run("verify", target, "--key", f"{key.path}.pub").stdout
 
-    def test_the_key_may_come_from_the_environment(self, database: Path, key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_key_may_come_from_the_environment(
+        self, database: Path, key: Key, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("PHIONYX_LETTA_VERIFY_KEY", f"{key.path}.pub")
         assert run("verify", "--ledger", database).exit_code == 0
 
@@ -59,7 +48,10 @@ class TestValid:
 
         public = generate_key(tmp_path / "second.key")
         ledger = SqlLedger(f"sqlite:///{database}")
-        ledger.emit(change(AGENT, 9, "b2", "b2", "write", "", "x"), signer=get_signer({"PHIONYX_LETTA_SIGNING_KEY": str(tmp_path / "second.key")}))
+        ledger.emit(
+            change(AGENT, 9, "b2", "b2", "write", "", "x"),
+            signer=get_signer({"PHIONYX_LETTA_SIGNING_KEY": str(tmp_path / "second.key")}),
+        )
         ledger.close()
         assert run("verify", database, "--key", key.public).exit_code == 1
         assert run("verify", database, "--key", key.public, "--key", public).exit_code == 0
@@ -92,7 +84,9 @@ class TestNotMeasured:
         assert run("verify", database).exit_code == 1
 
     def test_an_unsigned_chain(self, tmp_path: Path, key: Key) -> None:
-        FilesystemEnvelopeStore(tmp_path / "s").emit(change("t", 0, "b", "b", "write", "", "x"), signer=UnsignedSigner())
+        FilesystemEnvelopeStore(tmp_path / "s").emit(
+            change("t", 0, "b", "b", "write", "", "x"), signer=UnsignedSigner()
+        )
         report = run_json("verify", tmp_path / "s", "--key", key.public, code=2)
         assert "no envelope is signed" in report["reason"]
 
@@ -102,7 +96,11 @@ class TestNotMeasured:
 
     @pytest.mark.parametrize(
         ("given", "said"),
-        [(["--key", "zz"], "64 hex digits"), (["--key", "/nowhere/key.pub"], "64 hex digits"), (["--ledger", "x"], "both")],
+        [
+            (["--key", "zz"], "64 hex digits"),
+            (["--key", "/nowhere/key.pub"], "64 hex digits"),
+            (["--ledger", "x"], "both"),
+        ],
     )
     def test_bad_input(self, given: list[str], said: str, database: Path) -> None:
         assert said in error_of("verify", database, *given)
@@ -128,20 +126,45 @@ class TestFailed:
         ("statement", "place", "dimension", "said"),
         [
             (f"{BODY} replace(body, 'retention_policy', 'user_request')", (AGENT, 3), "hashes", "content tampered"),
-            (f"{BODY} replace(body, '\"ed25519:', '\"ed25519:00') where position = 2", (AGENT, 2), "signatures", "not that of a trusted key"),
+            (
+                f"{BODY} replace(body, '\"ed25519:', '\"ed25519:00') where position = 2",
+                (AGENT, 2),
+                "signatures",
+                "not that of a trusted key",
+            ),
             (f"{BODY} '{{' where position = 1", (AGENT, 1), "database", "not JSON"),
             (f"{BODY} '[]' where position = 1", (AGENT, 1), "hashes", "malformed"),
             ("delete from phionyx_envelope where position = 1", (AGENT, 1), "continuity", "something was removed"),
             ("delete from phionyx_envelope where position = 3", (AGENT, 3), "database", "its end was cut"),
             (f"delete from phionyx_envelope where trace_id = '{OTHER}'", (OTHER, 0), "database", "none is there"),
             ("update phionyx_envelope set kind = 'write' where kind = 'clear'", (AGENT, 3), "database", "column kind"),
-            ("update phionyx_envelope set agent_id = null where position = 1", (AGENT, 1), "database", "column agent_id"),
-            ("update phionyx_envelope set block_id = 'b' where position = 1", (AGENT, 1), "database", "column block_id"),
-            (f"update phionyx_chain set head = 'sha256:0' where trace_id = '{OTHER}'", (OTHER, 0), "database", "recorded head"),
+            (
+                "update phionyx_envelope set agent_id = null where position = 1",
+                (AGENT, 1),
+                "database",
+                "column agent_id",
+            ),
+            (
+                "update phionyx_envelope set block_id = 'b' where position = 1",
+                (AGENT, 1),
+                "database",
+                "column block_id",
+            ),
+            (
+                f"update phionyx_chain set head = 'sha256:0' where trace_id = '{OTHER}'",
+                (OTHER, 0),
+                "database",
+                "recorded head",
+            ),
             (f"delete from phionyx_chain where trace_id = '{OTHER}'", (OTHER, 0), "database", "head is not recorded"),
             ("update phionyx_block set after_hash = 'sha256:0'", None, "database", "recorded state of this block"),
             ("delete from phionyx_block", None, "database", "no state is recorded"),
-            ("update phionyx_envelope set seq = 99 where position = 3", None, "database", "missing in the sealing order"),
+            (
+                "update phionyx_envelope set seq = 99 where position = 3",
+                None,
+                "database",
+                "missing in the sealing order",
+            ),
         ],
     )
     def test_names_the_place_and_what_differs(
@@ -172,7 +195,9 @@ class TestFailed:
         sql(database, "update phionyx_envelope set seq = seq - 1 where seq > 2")
         sql(database, "update phionyx_block set seq = seq - 1 where seq > 2")
         report = run_json("verify", database, "--key", key.public, code=1)
-        assert [(one["dimension"], one["trace_id"], one["position"]) for one in failed(report)] == [("block_linkage", AGENT, 3)]
+        assert [(one["dimension"], one["trace_id"], one["position"]) for one in failed(report)] == [
+            ("block_linkage", AGENT, 3)
+        ]
 
     def test_another_key(self, database: Path, tmp_path: Path) -> None:
         public = generate_key(tmp_path / "stranger.key")
@@ -199,7 +224,9 @@ class TestFailed:
     def test_a_store_with_an_edited_envelope_and_a_torn_index(self, store: Path, key: Key) -> None:
         path = store / AGENT / "000001.json"
         path.write_text(path.read_text().replace("core_memory_append", "core_memory_delete"))
-        assert (AGENT, 1) in [(one["trace_id"], one["position"]) for one in failed(run_json("verify", store, "--key", key.public, code=1))]
+        assert (AGENT, 1) in [
+            (one["trace_id"], one["position"]) for one in failed(run_json("verify", store, "--key", key.public, code=1))
+        ]
         path.unlink()
         assert "missing" in run("verify", store, "--key", key.public).stdout
 
@@ -212,7 +239,9 @@ class TestFailed:
             lambda envelope: envelope.pop("subject"),
         ],
     )
-    def test_a_single_envelope(self, edit: Callable[[dict[str, Any]], None], store: Path, key: Key, tmp_path: Path) -> None:
+    def test_a_single_envelope(
+        self, edit: Callable[[dict[str, Any]], None], store: Path, key: Key, tmp_path: Path
+    ) -> None:
         path = tmp_path / "edited.json"
         envelope = json.loads((store / AGENT / "000001.json").read_text())
         edit(envelope)
@@ -242,11 +271,15 @@ class TestExport:
     def test_a_folder_is_a_store(self, database: Path, store: Path, tmp_path: Path) -> None:
         for ledger in (database, store):
             output = tmp_path / f"out-{ledger.name}"
-            assert run_json("export", "--all", "--ledger", ledger, "--output", output, "--format", "folder")["chains"] == 2
+            assert (
+                run_json("export", "--all", "--ledger", ledger, "--output", output, "--format", "folder")["chains"] == 2
+            )
             copied, original = FilesystemEnvelopeStore(output), FilesystemEnvelopeStore(store)
             assert sorted(copied.traces()) == [AGENT, OTHER]
             assert copied.head(AGENT) != original.head(OTHER)
-            assert [path.name for path in sorted((output / AGENT).glob("*.json"))] == [f"{n:06d}.json" for n in range(4)]
+            assert [path.name for path in sorted((output / AGENT).glob("*.json"))] == [
+                f"{n:06d}.json" for n in range(4)
+            ]
 
     def test_the_whole_ledger_links_in_one_file(self, database: Path, tmp_path: Path, key: Key) -> None:
         report = run_json("verify", lines_of(database, tmp_path), "--key", key.public)
@@ -265,10 +298,14 @@ class TestExport:
     def test_force_removes_no_foreign_folder(self, database: Path, tmp_path: Path) -> None:
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "thesis.txt").write_text("x")
-        error_of("export", "--all", "--ledger", database, "--output", tmp_path / "mine", "--format", "folder", "--force")
+        error_of(
+            "export", "--all", "--ledger", database, "--output", tmp_path / "mine", "--format", "folder", "--force"
+        )
         assert (tmp_path / "mine" / "thesis.txt").exists()
 
-    def test_a_tampered_chain_goes_to_lines_as_it_is_and_not_into_a_folder(self, database: Path, tmp_path: Path, key: Key) -> None:
+    def test_a_tampered_chain_goes_to_lines_as_it_is_and_not_into_a_folder(
+        self, database: Path, tmp_path: Path, key: Key
+    ) -> None:
         sql(database, f"{BODY} replace(body, 'retention_policy', 'user_request')")
         line = error_of("export", AGENT, "--ledger", database, "--output", tmp_path / "f", "--format", "folder", code=1)
         assert "position 3" in line
@@ -277,7 +314,13 @@ class TestExport:
 
     @pytest.mark.parametrize(
         "arguments",
-        [[], ["--all"], ["nobody", "--output", "{tmp}/x"], [AGENT, "--all", "--output", "{tmp}/x"], ["--all", "-o", "/proc/x/y"]],
+        [
+            [],
+            ["--all"],
+            ["nobody", "--output", "{tmp}/x"],
+            [AGENT, "--all", "--output", "{tmp}/x"],
+            ["--all", "-o", "/proc/x/y"],
+        ],
     )
     def test_bad_input(self, arguments: list[str], database: Path, tmp_path: Path) -> None:
         result = run("export", "--ledger", database, *(one.format(tmp=tmp_path) for one in arguments))

@@ -1,0 +1,152 @@
+"""Every benchmark: its name, what it compares, its figure's unit and the bound the project promises."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import filesystem
+import letta_writes
+import library
+import sealing
+from measuring import NotMeasured
+
+from phionyx_letta.demo.errors import DemoError
+from phionyx_letta.demo.letta_server import create_schema_in, require_letta
+from phionyx_letta.demo.postgres import EmbeddedPostgres
+
+
+class Bench:
+    """What the benchmarks of one run share: how often to measure, a folder, a PostgreSQL, two Letta processes."""
+
+    def __init__(self, rounds: int | None, things: ExitStack) -> None:
+        """Nothing is started before a benchmark asks for it; ``things`` ends it all."""
+        self._rounds = rounds
+        self._things = things
+
+    def rounds(self, usual: int) -> int:
+        """``--rounds``, or what the benchmark takes by itself."""
+        return self._rounds or usual
+
+    @cached_property
+    def folder(self) -> Path:
+        """A temporary folder."""
+        return Path(self._things.enter_context(tempfile.TemporaryDirectory(prefix="phionyx-bench-")))
+
+    @cached_property
+    def postgres(self) -> EmbeddedPostgres:
+        """The embedded PostgreSQL, without fsync: commits are quick, so what capture adds to them weighs more."""
+        try:
+            return self._things.enter_context(EmbeddedPostgres())
+        except DemoError as error:
+            raise NotMeasured(str(error)) from None
+
+    @cached_property
+    def letta(self) -> letta_writes.Pair:
+        """Two processes on one database of Letta's, without and with the plugin."""
+        try:
+            require_letta()
+        except DemoError as error:
+            raise NotMeasured(str(error)) from None
+        uri = self.postgres.new_database("bench_letta")
+        create_schema_in(uri)
+        pair = letta_writes.Pair(uri, self.folder)
+        self._things.callback(pair.close)
+        pair.start()
+        return pair
+
+    @cached_property
+    def peer(self) -> filesystem.PeerPair:
+        """One script under this package and under the peer's."""
+        pair = filesystem.PeerPair(self.folder)
+        self._things.callback(pair.close)
+        pair.start()
+        return pair
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One row of the table."""
+
+    name: str
+    compares: str
+    unit: str
+    bound: float | None
+    at_least: bool
+    measure: Callable[[Bench], tuple[float, dict[str, Any]]] = field(repr=False)
+
+    def holds(self, figure: float) -> bool | None:
+        """Whether a figure keeps the bound; None where there is none."""
+        if self.bound is None:
+            return None
+        return figure >= self.bound if self.at_least else figure <= self.bound
+
+
+def at_most(
+    name: str, compares: str, unit: str, bound: float | None, measure: Callable[..., Any], **how: Any
+) -> Benchmark:
+    return Benchmark(name, compares, unit, bound, False, lambda bench: measure(bench, **how))
+
+
+def at_least(name: str, compares: str, unit: str, bound: float, measure: Callable[..., Any], **how: Any) -> Benchmark:
+    return Benchmark(name, compares, unit, bound, True, lambda bench: measure(bench, **how))
+
+
+_WRITE = "update of {}, plugin on / off"
+_writes = letta_writes.writes
+BENCHMARKS: dict[str, Benchmark] = {
+    one.name: one
+    for one in (
+        at_most("write-free-2k", _WRITE.format("a 2 kB block of no agent"), "x", 1.10, _writes, size=2_000),
+        at_most("write-free-20k", _WRITE.format("a 20 kB block of no agent"), "x", 1.10, _writes, size=20_000),
+        at_most(
+            "write-attached-2k", _WRITE.format("an agent's 2 kB block"), "x", 1.04, _writes, size=2_000, attached=True
+        ),
+        at_most(
+            "write-attached-20k",
+            _WRITE.format("an agent's 20 kB block"),
+            "x",
+            1.04,
+            _writes,
+            size=20_000,
+            attached=True,
+        ),
+        at_most(
+            "write-free-16", _WRITE.format("16 such 2 kB blocks at once"), "x", 1.10, _writes, size=2_000, tasks=16
+        ),
+        at_most(
+            "write-attached-16",
+            _WRITE.format("16 agents' 2 kB blocks at once"),
+            "x",
+            1.04,
+            _writes,
+            size=2_000,
+            tasks=16,
+            attached=True,
+        ),
+        at_most(
+            "capture-cpu", "CPU of one captured update less an uncaptured one", "ms", None, letta_writes.capture_cpu
+        ),
+        at_most("seal-lag", "p99 from write to sealed envelope, 50 writes/s", "ms", 250, letta_writes.seal_lag),
+        at_least("sealer", "a full outbox on PostgreSQL", "envelopes/s", 4_000, sealing.sealer),
+        at_most("filesystem-append", "append to a chain of 20 000 / of 100", "x", 1.2, filesystem.append_flat),
+        at_least(
+            "filesystem-append-peer",
+            "append to a chain of 20 000, peer / ours",
+            "x",
+            20,
+            filesystem.append_against_peer,
+        ),
+        at_least("diff-append", "one line appended to 20 kB, peer / ours", "x", 1_000, filesystem.diff_against_peer),
+        at_most("diff-rewrite-100k", "diff of a full rewrite of 100 kB", "ms", 1_000, library.diff_rewrite),
+        at_most("diff-longest", "slowest diff of all shapes up to 1 MB", "ms", 20, library.diff_longest),
+        at_least("verify", "100 000 signed envelopes, rate / bare Ed25519 rate", "x", 0.7, library.verify_rate),
+        at_most("verify-memory", "growth of memory, 10 000 to 100 000 envelopes", "MB", 4, library.verify_memory),
+        at_most("import", "import phionyx_letta, above a bare start of Python", "ms", 100, library.import_time),
+    )
+}

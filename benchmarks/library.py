@@ -1,0 +1,148 @@
+"""The library alone: diffs, verification, import. No database, no Letta."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chains import SEED, write_signed_chain
+from measuring import interleaved, medians, quiet, ratio, seconds
+from shapes import nasty_pairs
+
+from phionyx_letta import ChainVerifier, Ed25519Signer, Ed25519Verifier, compute_memory_diff
+
+if TYPE_CHECKING:
+    from catalogue import Bench
+
+Measured = tuple[float, dict[str, Any]]
+_CHUNK = 10_000
+
+
+def diff_rewrite(bench: Bench) -> Measured:
+    """One diff of two unrelated texts of 100 000 characters (letters, spaces, newlines), the median of the rounds."""
+    source = random.Random(7)
+    letters = "etaoinshrdlu etaoin \n"
+    old, new = ("".join(source.choices(letters, k=100_000)) for _ in range(2))
+    compute_memory_diff("a", "b")
+    with quiet():
+        taken = [seconds(lambda: compute_memory_diff(old, new)) for _ in range(bench.rounds(5))]
+    return statistics.median(taken) * 1e3, {"longest_ms": max(taken) * 1e3}
+
+
+def diff_longest(bench: Bench) -> Measured:
+    """The longest a single diff holds the interpreter over shapes that are made to be slow.
+
+    Per shape the quickest of the rounds counts: what disturbs a round is the machine, and what the work costs is never
+    less than its quickest round.
+    """
+    worst, where = 0.0, ""
+    rounds = bench.rounds(5)
+    compute_memory_diff("a", "b")
+    for name, old, new in nasty_pairs():
+        with quiet():
+            taken = min(seconds(lambda old=old, new=new: compute_memory_diff(old, new)) for _ in range(rounds))
+        if taken > worst:
+            worst, where = taken, name
+    return worst * 1e3, {"shape": where}
+
+
+def verify_rate(bench: Bench) -> Measured:
+    """Envelopes a second, read line by line from a file and verified, against bare signatures a second.
+
+    The same signatures are checked by `cryptography` alone directly before or after each chunk of 10 000 envelopes. Reading
+    and parsing the JSON is part of our time, taking signature and message out of it is not part of theirs.
+    """
+    chunks = min(bench.rounds(10), 10)
+    path = _chain_file(bench)
+    verifier = Ed25519Verifier(Ed25519Signer(SEED).public_key_hex)
+    bare_key = _bare_key(verifier.public_key_hex)
+    chain = ChainVerifier(verifier=verifier, expected_trace="agent-bench")
+    with path.open("rb") as ours, path.open("rb") as theirs:
+
+        def verified() -> float:
+            return seconds(lambda: [chain.feed(json.loads(ours.readline())) for _ in range(_CHUNK)])
+
+        def bare() -> float:
+            parts = [json.loads(theirs.readline())["integrity"] for _ in range(_CHUNK)]
+            signed = [(bytes.fromhex(one["signature"][8:]), one["current"].encode("ascii")) for one in parts]
+            return seconds(lambda: [bare_key.verify(*one) for one in signed])
+
+        with quiet():
+            pairs = interleaved(chunks, verified, bare)
+    report = chain.result()
+    if report["valid"] is not True or report["checked"] != chunks * _CHUNK:
+        raise RuntimeError(f"the chain does not verify: {report['reason']}")
+    ours_s, bare_s = medians(pairs)
+    return ratio(pairs), {
+        "envelopes_per_s": _CHUNK / ours_s,
+        "bare_per_s": _CHUNK / bare_s,
+        "envelopes": chunks * _CHUNK,
+    }
+
+
+_MEMORY = """
+import json, resource, sys
+from phionyx_letta import Ed25519Verifier, verify_chain
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def stream(count):
+    with open(sys.argv[1], "rb") as file:
+        for _ in range(count):
+            yield json.loads(file.readline())
+out = []
+for count in (10_000, 100_000):
+    report = verify_chain(stream(count), verifier=Ed25519Verifier(sys.argv[2]))
+    assert report["valid"] is True and report["checked"] == count, report["reason"]
+    out.append(peak())
+print(json.dumps(out))
+"""
+
+
+def verify_memory(bench: Bench) -> Measured:
+    """Peak memory of a process that verifies 10 000 envelopes, then 100 000: how much the ten times longer chain adds."""
+    command = [sys.executable, "-c", _MEMORY, str(_chain_file(bench)), Ed25519Signer(SEED).public_key_hex]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    small, large = (peak / 1024 for peak in json.loads(said))
+    return large - small, {"peak_MB": large}
+
+
+_IMPORT = "import sys; {}; print(len(sys.modules), sorted({{'letta', 'openai', 'sqlalchemy', 'pydantic'}} & set(sys.modules)))"
+
+
+def import_time(bench: Bench) -> Measured:
+    """A Python that imports the package, less one that imports json, started in turn; and what that loads."""
+    plain, ours = _IMPORT.format("import json"), _IMPORT.format("import phionyx_letta")
+    pairs = interleaved(bench.rounds(15), lambda: _start(plain)[0], lambda: _start(ours)[0])
+    modules = [int(_start(code)[1].split()[0]) for code in (plain, ours)]
+    heavy = _start(ours)[1].split(maxsplit=1)[1].strip()
+    extra = statistics.median(b - a for a, b in pairs)
+    details = {"start_ratio": ratio(pairs), "modules": modules[1] - modules[0], "heavy": heavy}
+    return extra * 1e3, details
+
+
+def _start(code: str) -> tuple[float, str]:
+    said: list[str] = []
+    command = [sys.executable, "-c", code]
+
+    def start() -> None:
+        said.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    return seconds(start), said[0]
+
+
+def _chain_file(bench: Bench) -> Path:
+    """A signed chain of 100 000 envelopes, one a line; written once in a run."""
+    path = bench.folder / "chain.jsonl"
+    if not path.exists():
+        write_signed_chain(path, 100_000)
+    return path
+
+
+def _bare_key(public_key_hex: str) -> Any:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    return Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key_hex))
