@@ -37,6 +37,9 @@ SCHEMA_ID = "phionyx.memory_mutation_envelope.v1"
 RUNTIME = "phionyx-letta"
 GENESIS_HASH = "sha256:" + "0" * 64
 """The `previous` of the first envelope of a chain."""
+CONTENT_UNKNOWN = "not recorded"
+"""`metadata.letta.content` of an attach or detach of a block whose content no envelope has recorded yet: its hashes, those of the
+empty text, say nothing about the block and take no part in its linkage."""
 MUTATION_KINDS = ("write", "append", "clear", "delete", "forget", "consolidate")
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")

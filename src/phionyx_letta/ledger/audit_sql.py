@@ -85,7 +85,8 @@ def _check_rows(
         envelope = _read(audit, row)
         _check_columns(audit, row, envelope)
         audit.feed(row.trace_id, envelope)
-        last_of_block[row.block_id] = row.seq
+        if audit.block_heads is not None and row.block_id in audit.block_heads:
+            last_of_block[row.block_id] = row.seq
         if progress and audit.seen % _BATCH == 0:
             progress(audit.seen)
     return last_of_block

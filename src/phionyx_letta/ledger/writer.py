@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from phionyx_letta.envelope import GENESIS_HASH, envelope_line
+from phionyx_letta.envelope import CONTENT_UNKNOWN, GENESIS_HASH, envelope_line
 from phionyx_letta.errors import InvalidMutation, StaleHeadError
 from phionyx_letta.ledger import tables
 
@@ -149,7 +149,8 @@ class LedgerWriter:
                 f"the envelope continues {integrity['previous']}, but the chain {trace_id!r} ends with {chain.head}",
                 remedy="read head() again and build the envelope on it, or let emit() do both under the store's lock",
             )
-        letta = subject["metadata"].get("letta", {})
+        letta = subject["metadata"].get("letta")
+        letta = letta if isinstance(letta, dict) else {}  # a library user's own metadata may use the name
         run_id = letta.get("run_id")
         self._rows.append(
             {
@@ -176,7 +177,8 @@ class LedgerWriter:
         self._changed_chains.add(trace_id)
         if run_id is not None:
             self._runs[trace_id, run_id] = subject["turn_index"]
-        self._note_block(mutation, agents)
+        if letta.get("content") != CONTENT_UNKNOWN:
+            self._note_block(mutation, agents)
         self._next_seq += 1
 
     def _note_block(self, mutation: Mapping[str, Any], agents: list[str] | None) -> None:

@@ -24,7 +24,10 @@ _LOCK = text(
 )
 _COUNT = text(f"select count(*) {_UNRECORDED}")
 # no backslash escapes a quote before the name: it is a key of the payload; and only the id is read of rows that may be huge
-_WAITING = text("""select substring(payload from '"block_id":"([^"]*)"') from phionyx_outbox where refused is null""")
+_WAITING = text(
+    """select substring(payload from '"block_id":"([^"]*)"') from phionyx_outbox
+    where refused is null and payload not like :attachment"""
+).bindparams(attachment='%"diff":null%')
 _AGENTS = text("select block_id, agent_id from blocks_agents where block_id = any(:ids)")
 
 
@@ -59,7 +62,7 @@ def record_baseline(ledger: SqlLedger, key: OutboxKey, worker_id: str, *, limit:
 
 
 def _waiting(connection: Connection) -> set[str]:
-    """Blocks with a row in the outbox: their record begins with that write."""
+    """Blocks with a write in the outbox: their record begins with it. An attach or detach says nothing of the content."""
     return set(connection.execute(_WAITING).scalars())
 
 

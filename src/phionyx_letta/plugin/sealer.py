@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from phionyx_letta import __version__
 from phionyx_letta.diff import MemoryDiff
-from phionyx_letta.envelope import MemoryConsolidationAudit, MemoryMutationContext, build_memory_envelope
+from phionyx_letta.envelope import CONTENT_UNKNOWN, MemoryConsolidationAudit, MemoryMutationContext, build_memory_envelope
 from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
@@ -252,7 +252,7 @@ class Sealer:
         diff = _diff(fields["diff"])
         if diff is None:  # attach and detach: the content as it stands at this place in the order
             if block is None:
-                letta["content"] = "not recorded: the block is older than the plugin and has no baseline"
+                letta["content"] = CONTENT_UNKNOWN
             diff = _unchanged(block.after_hash, block.after_size, block.chars) if block else _NOTHING
         elif block is not None and block.after_hash != diff.before_hash:
             logger.error(

@@ -113,16 +113,18 @@ def main() -> None:
     settings = load_settings()
     key = load_key(settings)
     failing = ""
-    while not stop.is_set():
+    while True:  # also when told to stop before the first round: what is left is sealed first
         try:
             with contextlib.closing(SqlLedger(url)) as ledger:
                 seal_until(stop, ledger, key, settings)
+            return
         except Exception as error:  # whatever it is, rows wait in the outbox and nothing is lost by trying again
             message = f"{type(error).__name__}: {error}"
             if message != failing:
                 logger.error("phionyx-letta: the sealer waits for the ledger: %s", message)
             failing = message
-            stop.wait(_RETRY)
+            if stop.wait(_RETRY):
+                return
 
 
 def _wait_for_end(stop: threading.Event) -> None:
