@@ -149,6 +149,7 @@ def _watched(pair: Pair) -> Iterator[list[float]]:
     lags: list[float] = []
     try:
         yield lags
+        time.sleep(0.05)  # it looks every 5 ms
         lags += watcher.ask(do="stop")
     finally:
         watcher.close()

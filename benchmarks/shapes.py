@@ -6,7 +6,26 @@ import random
 from collections.abc import Callable, Iterator
 
 _SIZES = (2_000, 20_000, 24_000, 100_000, 300_000, 1_000_000)
-_WORDS = "the user prefers short answers and lives in Lisbon with two cats who sleep most of the day".split()
+_WORDS = [
+    "the",
+    "user",
+    "prefers",
+    "short",
+    "answers",
+    "and",
+    "lives",
+    "in",
+    "Lisbon",
+    "with",
+    "two",
+    "cats",
+    "who",
+    "sleep",
+    "most",
+    "of",
+    "the",
+    "day",
+]
 
 Pair = tuple[str, str]
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from phionyx_letta._canonical import JSON_ERRORS, encode, encode_as_ordered, quoted
 from phionyx_letta.diff import MemoryDiff
 from phionyx_letta.errors import InvalidMutation
 
@@ -43,10 +44,6 @@ empty text, say nothing about the block and take no part in its linkage."""
 MUTATION_KINDS = ("write", "append", "clear", "delete", "forget", "consolidate")
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
-# Without the check for cycles, a fifth faster: a cycle then ends in RecursionError, which is handled like any other.
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False).encode
-_encode_unsorted = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
-_JSON_ERRORS = (TypeError, ValueError, RecursionError, OverflowError)
 
 
 class Signs(Protocol):
@@ -147,7 +144,7 @@ def canonical_json(obj: object) -> str:
     Raises:
         TypeError, ValueError, RecursionError: `obj` is not JSON.
     """
-    return _encode(obj)
+    return encode(obj)
 
 
 def envelope_hash(envelope: Mapping[str, Any], previous: str) -> str:
@@ -156,12 +153,12 @@ def envelope_hash(envelope: Mapping[str, Any], previous: str) -> str:
     Raises:
         TypeError, ValueError, RecursionError: the envelope is not JSON.
     """
-    return _record_hash(_encode({key: value for key, value in envelope.items() if key != "integrity"}), previous)
+    return _record_hash(encode({key: value for key, value in envelope.items() if key != "integrity"}), previous)
 
 
 def envelope_line(envelope: Mapping[str, Any]) -> str:
     """Return the canonical JSON of the whole envelope: one line of ASCII, what stores keep."""
-    return _encode(dict(envelope))
+    return encode(dict(envelope))
 
 
 def build_memory_envelope(
@@ -235,7 +232,7 @@ def _mutation(ctx: MemoryMutationContext) -> dict[str, Any]:
 
 
 def _sealed(record: dict[str, Any], previous: str, signer: Signs) -> dict[str, Any]:
-    text = _encode(record)
+    text = encode(record)
     current = _record_hash(text, previous)
     if "\\ud" in text:  # the halves of a surrogate pair become one character when the JSON is read again
         record = json.loads(text)
@@ -250,7 +247,7 @@ def _sealed(record: dict[str, Any], previous: str, signer: Signs) -> dict[str, A
 
 def _record_hash(record_text: str, previous: str) -> str:
     # the canonical text of {"previous": …, "record": …}, without encoding the record a second time
-    payload = f'{{"previous":{_encode(previous)},"record":{record_text}}}'
+    payload = f'{{"previous":{quoted(previous)},"record":{record_text}}}'
     return "sha256:" + hashlib.sha256(payload.encode("ascii")).hexdigest()
 
 
@@ -260,10 +257,10 @@ def _as_json(metadata: Mapping[Any, Any]) -> dict[str, Any]:
     if not given:
         return {}
     try:
-        text = _encode_unsorted(given)
+        text = encode_as_ordered(given)
         read: dict[str, Any] = json.loads(text)
         same = read == given
-    except _JSON_ERRORS as error:
+    except JSON_ERRORS as error:
         path = _offending_path(given)
         remedy = "use str, int, finite float, bool, None, list, dict"
         raise InvalidMutation(f"{path} is not JSON ({_reason(error)})", remedy) from None
@@ -295,8 +292,8 @@ def _offending_path(value: object, path: str = "metadata", depth: int = 0) -> st
         return path
     for name, child in children:
         try:
-            _encode_unsorted(child)
-        except _JSON_ERRORS:
+            encode_as_ordered(child)
+        except JSON_ERRORS:
             return _offending_path(child, name, depth + 1)
     return path
 

@@ -77,4 +77,9 @@ def test_a_context_manager_gives_parent_and_reason_in_code(arming: dict[str, Any
 def test_the_plugin_is_inert_under_alembic(run_in_letta: RunInLetta, database: str, tmp_path: Path) -> None:
     script = tmp_path / "alembic"
     script.write_text(WRITE)
-    assert run_in_letta(script, database=database, plugin=True) == {"blocks": 1, "rows": None, "error": None, "gaps": None}
+    assert run_in_letta(script, database=database, plugin=True) == {
+        "blocks": 1,
+        "rows": None,
+        "error": None,
+        "gaps": None,
+    }

@@ -90,7 +90,9 @@ EXPECTED: dict[str, list[Change]] = {
     ],
     "attach": [attach("extra", "x", "agent", "attach_block")],
     "attach again": [],
-    "modify by label": [Change("append", "update", "extra", "x", "xy", trace="agent", operation="modify_block_by_label")],
+    "modify by label": [
+        Change("append", "update", "extra", "x", "xy", trace="agent", operation="modify_block_by_label")
+    ],
     "write of an attached block": [write("update", "extra", "xy", "z", trace="agent", operation=UPDATE)],
     "update_agent(block_ids)": [
         detach("extra", "z", "agent", "update_agent"),

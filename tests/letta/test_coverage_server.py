@@ -196,7 +196,11 @@ def test_runs_of_every_sort_are_recorded(kind: str, how: str, rig: Rig) -> None:
             time.sleep(0.1)
     [envelope] = rig.since(mark)
     letta = letta_of(envelope)
-    assert (letta["tool"], letta["agent_id"], envelope["mutation"]["mutation_kind"]) == ("core_memory_append", agent, "append")
+    assert (letta["tool"], letta["agent_id"], envelope["mutation"]["mutation_kind"]) == (
+        "core_memory_append",
+        agent,
+        "append",
+    )
     assert letta["tool_call_id"].startswith("call_")
     assert letta["run_id"] in {run["id"] for run in rig.call("GET", "/v1/runs/", params={"agent_id": agent})}
     assert envelope["mutation"]["diff"]["after_hash"] == digest(rig.block(agent)["value"])
@@ -264,7 +268,9 @@ def test_changes_over_rest_name_the_operator_and_the_request(rig: Rig) -> None:
     rig.call("PATCH", f"/v1/blocks/{human}", json={"value": ""}, headers=reason)
     rig.call("DELETE", f"/v1/blocks/{free}", headers=reason)
     found = rig.since(mark)
-    assert [(e["mutation"]["mutation_kind"], letta_of(e)["event"], letta_of(e)["request"]["method"]) for e in found] == [
+    assert [
+        (e["mutation"]["mutation_kind"], letta_of(e)["event"], letta_of(e)["request"]["method"]) for e in found
+    ] == [
         ("write", "update", "PATCH"),
         ("write", "update", "PATCH"),
         ("write", "create", "POST"),

@@ -22,6 +22,7 @@ from phionyx_letta import (
     MemoryDiff,
     PhionyxError,
     UnsignedSigner,
+    _canonical,
     build_memory_envelope,
     canonical_json,
     envelope_hash,
@@ -173,7 +174,13 @@ class TestHash:
     def test_canonical_json_survives_a_round_trip_of_what_json_can_hold(self, document):
         read = json.loads(json.dumps(document))
         assert canonical_json(json.loads(canonical_json(read))) == canonical_json(read)
+        assert canonical_json(read) == json.dumps(read, sort_keys=True, separators=(",", ":"), allow_nan=False)
         assert canonical_json(read).isascii()
+
+    def test_canonical_json_is_the_same_without_the_quick_encoder(self, monkeypatch):
+        document = {"b": [1, 2.5, None, True, "é\ud800", 10**30], "a": {"\uffff": 1, "\U0001f600": 2}}
+        monkeypatch.setattr(json.encoder, "c_make_encoder", None)
+        assert _canonical._encoder(sort_keys=True)(document) == canonical_json(document)
 
     @given(metadata=st.dictionaries(texts | st.integers(), flat_documents, max_size=4), label=texts)
     def test_whatever_the_metadata_an_envelope_is_what_its_json_says(self, metadata, label, context, accords):

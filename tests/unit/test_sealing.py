@@ -21,6 +21,7 @@ import pytest
 from outbox_rig import Rig, attached, changed, new_key, payload_of
 
 from phionyx_letta.diff import content_hash
+from phionyx_letta.envelope import CONTENT_UNKNOWN
 from phionyx_letta.ledger.sql import LOCK_KEY
 from phionyx_letta.plugin.attribution import Attribution
 from phionyx_letta.plugin.baseline import record_baseline
@@ -382,7 +383,7 @@ class TestAttachAndDetach:
         rig.put(rig.row(attached("b", "agent-1")))
         rig.seal()
         (envelope,) = rig.envelopes()
-        assert "no baseline" in envelope["subject"]["metadata"]["letta"]["content"]
+        assert envelope["subject"]["metadata"]["letta"]["content"] == CONTENT_UNKNOWN
         assert envelope["mutation"]["diff"]["after_hash"] == content_hash("")
 
     def test_a_detach_is_a_forget_with_a_reason(self, rig: Rig) -> None:

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phionyx_letta.cli.run import pth_installed
 from phionyx_letta.cli.seal import existing_key
 from phionyx_letta.errors import PhionyxError
+from phionyx_letta.plugin.environment import pth_installed
 
 if TYPE_CHECKING:
     from phionyx_letta.ledger.sql import SqlLedger

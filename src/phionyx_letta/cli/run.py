@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import site
 import sys
 from pathlib import Path
 
@@ -13,9 +12,7 @@ import typer
 from phionyx_letta.cli.failures import CommandError
 from phionyx_letta.cli.options import Json
 
-__all__ = ["pth_installed", "run"]
-
-_BOOTSTRAP = Path(__file__).with_name("bootstrap")
+__all__ = ["run"]
 
 
 def run(context: typer.Context, as_json: Json = False) -> int:
@@ -27,6 +24,7 @@ def run(context: typer.Context, as_json: Json = False) -> int:
     command = list(context.args)
     if not command:
         raise CommandError("no command was given", "for example: phionyx-letta run -- letta server")
+    from phionyx_letta.plugin.environment import armed_environment
     from phionyx_letta.settings import load_settings
 
     load_settings()  # a wrong setting is said here, before a server starts
@@ -35,29 +33,10 @@ def run(context: typer.Context, as_json: Json = False) -> int:
         there = Path(command[0]).exists()
         reason = "is not an executable file" if there else "was not found"
         raise CommandError(f"the command {command[0]} {reason}", "check the name, or give its path")
-    environment = armed(program)
+    environment = armed_environment(program)
     sys.stdout.flush()
     sys.stderr.flush()
     try:
         os.execve(program, command, environment)
     except OSError as error:
         raise CommandError(f"the command {program} cannot be run: {error.strerror}", "check the file") from None
-
-
-def armed(program: str) -> dict[str, str]:
-    """The environment in which ``program`` is armed."""
-    environment = {**os.environ, "PHIONYX_LETTA_ENABLE": "1"}
-    ours = Path(program).absolute().parent == Path(sys.prefix).absolute() / "bin"
-    if not (ours and pth_installed()):
-        rest = [
-            entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(_BOOTSTRAP)
-        ]
-        environment["PYTHONPATH"] = os.pathsep.join([str(_BOOTSTRAP), *rest])
-        environment["PHIONYX_LETTA_RUN_PYTHON"] = str(sys.implementation.cache_tag)
-    return environment
-
-
-def pth_installed() -> bool:
-    """Whether this environment's interpreter reads our .pth file at its start."""
-    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    return any((Path(folder) / "phionyx_letta.pth").is_file() for folder in folders)

@@ -117,7 +117,7 @@ class Stage:
         self._stack.close()
 
     def _start(self) -> None:
-        from phionyx_letta.cli.run import armed
+        from phionyx_letta.plugin.environment import armed_environment
         from phionyx_letta.signing import generate_key
 
         self.folder = Path(tempfile.mkdtemp(prefix="phionyx-letta-demo-"))
@@ -135,7 +135,7 @@ class Stage:
                 self.model.base_url,
                 plugin=True,
                 env={
-                    **_only(armed(sys.executable), "PYTHONPATH", "PHIONYX_LETTA_RUN_PYTHON"),
+                    **_only(armed_environment(sys.executable), "PYTHONPATH", "PHIONYX_LETTA_RUN_PYTHON"),
                     "PHIONYX_LETTA_SIGNING_KEY": str(private_key),
                     "PHIONYX_LETTA_KEY_ID": "",
                     "PHIONYX_LETTA_INCLUDE_DIFF_TEXT": "1",

@@ -1,0 +1,1 @@
+"""Where envelopes live: the store protocol, a folder in the peers' layout, SQLite and PostgreSQL."""

@@ -233,6 +233,8 @@ class LedgerWriter:
         }
 
     def _upsert(self, table: Table, key: str, rows: list[dict[str, Any]]) -> None:
+        if not rows:
+            return
         dialect = postgresql if self._connection.dialect.name == "postgresql" else sqlite
         statement = dialect.insert(table)
         changed = {column: statement.excluded[column] for column in rows[0] if column != key}

@@ -66,7 +66,11 @@ class Capture:
     # -- the unit of work ----------------------------------------------------------------------------------------
 
     def _before_flush(self, session: Session, _context: UOWTransaction, _instances: Any) -> None:
-        """Read what will be gone or was never loaded: it cannot be read after the flush."""
+        """Read what will be gone or was never loaded: it cannot be read after the flush.
+
+        No lock is needed: the version was loaded before (asking for ``id`` loads an expired object), so that a change by
+        another transaction in between fails Letta's own check of the version.
+        """
         _flushing.set(True)
         session.info.pop(_BEFORE, None)
         session.info.pop(_DETACHED, None)
@@ -170,13 +174,19 @@ class Capture:
         if not isinstance(statement, _WRITES):
             return None
         name = getattr(statement.table, "name", None)
+        handle: Any
         if name == "blocks_agents":
-            return self._pivot_statement(state, statement)
-        if name == "block":
-            return self._block_statement(state, statement)
-        if name == "agents" and isinstance(statement, Delete):
-            return self._agents_deleted(state, statement)
-        return None
+            handle = self._pivot_statement
+        elif name == "block":
+            handle = self._block_statement
+        elif name == "agents" and isinstance(statement, Delete):
+            handle = self._agents_deleted
+        else:
+            return None
+        if self._runtime.settings.on_error == "open":
+            return handle(state, statement)
+        with state.session.connection().begin_nested():  # a refused statement is undone, even if its caller goes on
+            return handle(state, statement)
 
     def _pivot_statement(self, state: ORMExecuteState, statement: Insert | Update | Delete) -> Any:
         """RETURNING tells exactly which rows came and went; ``ON CONFLICT DO NOTHING`` would look like an attach."""

@@ -18,7 +18,12 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from phionyx_letta import __version__
 from phionyx_letta.diff import MemoryDiff
-from phionyx_letta.envelope import CONTENT_UNKNOWN, MemoryConsolidationAudit, MemoryMutationContext, build_memory_envelope
+from phionyx_letta.envelope import (
+    CONTENT_UNKNOWN,
+    MemoryConsolidationAudit,
+    MemoryMutationContext,
+    build_memory_envelope,
+)
 from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger

@@ -197,7 +197,9 @@ async def attachments(user: Any) -> None:
 
     conversations = ConversationManager()
     isolated = CreateConversation(isolated_block_labels=["shared"])
-    conversation = await case("conversation with an isolated block", conversations.create_conversation(agent.id, isolated, user))
+    conversation = await case(
+        "conversation with an isolated block", conversations.create_conversation(agent.id, isolated, user)
+    )
     await case("end of that conversation", conversations.delete_conversation(conversation.id, user))
 
     git = object.__new__(GitEnabledBlockManager)

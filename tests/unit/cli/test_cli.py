@@ -160,7 +160,7 @@ class TestRun:
         assert done.stdout.split() == [theirs, theirs, "True", "True"], done.stderr
 
     def test_an_interpreter_without_the_package_is_told_and_goes_on_or_not(self, tmp_path: Path) -> None:
-        bootstrap = ROOT / "src" / "phionyx_letta" / "cli" / "bootstrap"
+        bootstrap = ROOT / "src" / "phionyx_letta" / "plugin" / "bootstrap"
         base = {"PYTHONPATH": str(bootstrap), "PATH": os.environ["PATH"], "PHIONYX_LETTA_ENABLE": "1"}
         command = [
             sys.executable,
