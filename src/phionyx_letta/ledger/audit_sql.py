@@ -85,8 +85,7 @@ def _check_rows(
         envelope = _read(audit, row)
         _check_columns(audit, row, envelope)
         audit.feed(row.trace_id, envelope)
-        if audit.block_heads is not None and row.block_id in audit.block_heads:
-            last_of_block[row.block_id] = row.seq
+        last_of_block[row.block_id] = row.seq
         if progress and audit.seen % _BATCH == 0:
             progress(audit.seen)
     return last_of_block
@@ -181,6 +180,8 @@ def _check_blocks(audit: Audit, connection: Connection, heads: dict[str, str], l
     heads = dict(heads)
     for row in connection.execute(select(tables.block)):
         state = heads.pop(row.block_id, None)
+        if state is None and row.after_hash is None and row.block_id in last:
+            continue  # only attachments are recorded
         if state is None:
             audit.fail(
                 DATABASE,

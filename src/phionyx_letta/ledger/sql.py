@@ -77,7 +77,11 @@ class SqlLedger:
         Args:
             wait: False gives None at once when another process holds the lock.
         """
-        with self._reported(), self.engine.connect().execution_options(phionyx_write=True) as connection, connection.begin():
+        with (
+            self._reported(),
+            self.engine.connect().execution_options(phionyx_write=True) as connection,
+            connection.begin(),
+        ):
             if self.engine.dialect.name != "postgresql" or self._lock(connection, wait):
                 yield connection
             else:

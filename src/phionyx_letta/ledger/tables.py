@@ -56,7 +56,9 @@ block = Table(
     "phionyx_block",
     metadata,
     Column("block_id", String, primary_key=True),
-    Column("after_hash", String, nullable=False, comment="content hash after the last sealed mutation"),
+    Column(
+        "after_hash", String, comment="content hash after the last sealed mutation; null: only attachments are known"
+    ),
     Column("after_size", BigInteger, nullable=False, comment="bytes"),
     Column("chars", BigInteger, nullable=False, comment="code points"),
     Column("label", String, nullable=False),

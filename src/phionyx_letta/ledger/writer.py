@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, func, select
 
 from phionyx_letta.envelope import CONTENT_UNKNOWN, GENESIS_HASH, envelope_line
 from phionyx_letta.errors import InvalidMutation, StaleHeadError
 from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.bulk import among, insert_rows, upsert_rows
 
 
 @dataclass
@@ -31,7 +31,7 @@ class ChainState:
 class BlockState:
     """What the ledger last recorded of a block."""
 
-    after_hash: str
+    after_hash: str | None  # None: only attachments of the block are recorded, nothing of its content
     after_size: int
     chars: int
     label: str
@@ -64,7 +64,9 @@ class LedgerWriter:
         if not wanted:
             return
         self._blocks.update(dict.fromkeys(wanted))
-        rows = self._connection.execute(select(tables.block).where(tables.block.c.block_id.in_(wanted)))
+        rows = self._connection.execute(
+            select(tables.block).where(among(self._connection, tables.block.c.block_id, wanted))
+        )
         for row in rows:
             self._blocks[row.block_id] = BlockState(
                 row.after_hash, row.after_size, row.chars, row.label, json.loads(row.agents), row.seq
@@ -76,7 +78,10 @@ class LedgerWriter:
         if not wanted:
             return
         self._chains.update({trace_id: ChainState() for trace_id in wanted})
-        for row in self._connection.execute(select(tables.chain).where(tables.chain.c.trace_id.in_(wanted))):
+        rows = self._connection.execute(
+            select(tables.chain).where(among(self._connection, tables.chain.c.trace_id, wanted))
+        )
+        for row in rows:
             self._chains[row.trace_id] = ChainState(row.head, row.length, row.turns)
 
     def load_runs(self, runs: Iterable[tuple[str, str]]) -> None:
@@ -88,7 +93,10 @@ class LedgerWriter:
         columns = tables.envelope.c
         found = self._connection.execute(
             select(columns.trace_id, columns.run_id, func.min(columns.turn_index))
-            .where(columns.run_id.in_({run for _, run in wanted}), columns.trace_id.in_({trace for trace, _ in wanted}))
+            .where(
+                among(self._connection, columns.run_id, {run for _, run in wanted}),
+                among(self._connection, columns.trace_id, {trace for trace, _ in wanted}),
+            )
             .group_by(columns.trace_id, columns.run_id)
         )
         for trace_id, run_id, turn in found:
@@ -96,12 +104,14 @@ class LedgerWriter:
 
     def chain(self, trace_id: str) -> ChainState:
         """Where this chain stands, with what was added in this transaction."""
-        self.load_chains([trace_id])
+        if trace_id not in self._chains:
+            self.load_chains([trace_id])
         return self._chains[trace_id]
 
     def block(self, block_id: str) -> BlockState | None:
         """What is recorded of this block, with what was added in this transaction; None if nothing."""
-        self.load_blocks([block_id])
+        if block_id not in self._blocks:
+            self.load_blocks([block_id])
         return self._blocks[block_id]
 
     def turn(self, trace_id: str, run_id: str | None) -> int:
@@ -109,7 +119,8 @@ class LedgerWriter:
         chain = self.chain(trace_id)
         if run_id is None:
             return chain.turns
-        self.load_runs([(trace_id, run_id)])
+        if (trace_id, run_id) not in self._runs:
+            self.load_runs([(trace_id, run_id)])
         known = self._runs[trace_id, run_id]
         return chain.turns if known is None else known
 
@@ -177,15 +188,14 @@ class LedgerWriter:
         self._changed_chains.add(trace_id)
         if run_id is not None:
             self._runs[trace_id, run_id] = subject["turn_index"]
-        if letta.get("content") != CONTENT_UNKNOWN:
-            self._note_block(mutation, agents)
+        self._note_block(mutation, agents, unknown=letta.get("content") == CONTENT_UNKNOWN)
         self._next_seq += 1
 
-    def _note_block(self, mutation: Mapping[str, Any], agents: list[str] | None) -> None:
+    def _note_block(self, mutation: Mapping[str, Any], agents: list[str] | None, *, unknown: bool) -> None:
         known = self.block(mutation["block_id"])
         diff = mutation["diff"]
         self._blocks[mutation["block_id"]] = BlockState(
-            diff["after_hash"],
+            None if unknown else diff["after_hash"],
             diff["after_size_bytes"],
             diff["added_chars"] + diff["unchanged_chars"],
             mutation["block_label"],
@@ -202,8 +212,9 @@ class LedgerWriter:
         """
         if not self._rows:
             return 0
-        self._connection.execute(insert(tables.envelope), self._rows)
-        self._upsert(
+        insert_rows(self._connection, tables.envelope, self._rows)
+        upsert_rows(
+            self._connection,
             tables.chain,
             "trace_id",
             [
@@ -212,7 +223,12 @@ class LedgerWriter:
                 for state in [self._chains[trace_id]]
             ],
         )
-        self._upsert(tables.block, "block_id", [self._block_row(block_id) for block_id in sorted(self._changed_blocks)])
+        upsert_rows(
+            self._connection,
+            tables.block,
+            "block_id",
+            [self._block_row(block_id) for block_id in sorted(self._changed_blocks)],
+        )
         written = len(self._rows)
         self._rows = []
         self._changed_chains.clear()
@@ -231,11 +247,3 @@ class LedgerWriter:
             "agents": json.dumps(state.agents),
             "seq": state.seq,
         }
-
-    def _upsert(self, table: Table, key: str, rows: list[dict[str, Any]]) -> None:
-        if not rows:
-            return
-        dialect = postgresql if self._connection.dialect.name == "postgresql" else sqlite
-        statement = dialect.insert(table)
-        changed = {column: statement.excluded[column] for column in rows[0] if column != key}
-        self._connection.execute(statement.on_conflict_do_update(index_elements=[key], set_=changed), rows)

@@ -26,6 +26,7 @@ from phionyx_letta.envelope import (
 )
 from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.bulk import among
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.writer import LedgerWriter
 from phionyx_letta.plugin.outbox import authentic, open_payload
@@ -197,7 +198,7 @@ class Sealer:
         nonces = [fields["nonce"] for _, fields in candidates]
         numbers = [row.id for row, _ in candidates]
         known = select(envelope.nonce, envelope.outbox_id).where(
-            or_(envelope.nonce.in_(nonces), envelope.outbox_id.in_(numbers))
+            or_(among(connection, envelope.nonce, nonces), among(connection, envelope.outbox_id, numbers))
         )
         found = connection.execute(known).all()
         seen, used = {row.nonce for row in found}, {row.outbox_id for row in found}
@@ -241,7 +242,7 @@ class Sealer:
             self._add(writer, candidate)
         written = writer.flush()
         rows = [candidate.row for candidate in candidates]
-        connection.execute(delete(tables.outbox).where(tables.outbox.c.id.in_([row.id for row in rows])))
+        connection.execute(delete(tables.outbox).where(among(connection, tables.outbox.c.id, [row.id for row in rows])))
         for row in rows:
             if row.refused is not None:
                 logger.warning(
@@ -256,10 +257,12 @@ class Sealer:
         letta = dict(fields["letta"])
         diff = _diff(fields["diff"])
         if diff is None:  # attach and detach: the content as it stands at this place in the order
-            if block is None:
+            if block is None or block.after_hash is None:
                 letta["content"] = CONTENT_UNKNOWN
-            diff = _unchanged(block.after_hash, block.after_size, block.chars) if block else _NOTHING
-        elif block is not None and block.after_hash != diff.before_hash:
+                diff = _NOTHING
+            else:
+                diff = _unchanged(block.after_hash, block.after_size, block.chars)
+        elif block is not None and block.after_hash not in (None, diff.before_hash):
             logger.error(
                 "phionyx-letta: block %s was last recorded as %s but this write found %s: a change in between was not recorded",
                 fields["block_id"],
