@@ -8,9 +8,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -332,6 +335,18 @@ def test_a_malformed_header_is_answered_400_before_anything_is_written(header: s
     assert header in answer.json()["detail"]
     assert rig.call("GET", f"/v1/blocks/{block}")["value"] == "before"
     assert rig.since(mark) == []
+
+
+def test_the_example_that_names_its_cause_runs_as_written(rig: Rig) -> None:
+    block = rig.call("POST", "/v1/blocks/", json={"label": "example", "value": "before"})["id"]
+    mark = rig.mark()
+    example = Path(__file__).parents[2] / "examples" / "caused_by.py"
+    command = [sys.executable, str(example), rig.server.base_url, block]
+    done = subprocess.run(command, env={"no_proxy": "*"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [envelope] = rig.since(mark)
+    assert envelope["mutation"]["mutation_kind"] == "clear"
+    assert "memory_audit" in envelope["subject"]["metadata"]
 
 
 def test_a_conversation_is_named_and_its_isolated_block_has_a_history_of_its_own(rig: Rig) -> None:

@@ -55,7 +55,10 @@ def test_a_letta_without_the_expected_models_is_reported_and_not_broken(tmp_path
     assert done.stdout.strip() == "letta.orm has no BlocksAgents"
     assert "captures nothing" in done.stderr
     closed = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | env | {"PHIONYX_LETTA_ON_ERROR": "closed"}, capture_output=True, text=True
+        [sys.executable, "-c", script],
+        env=os.environ | env | {"PHIONYX_LETTA_ON_ERROR": "closed"},
+        capture_output=True,
+        text=True,
     )
     assert closed.returncode != 0
     assert "UnsupportedLetta" in closed.stderr

@@ -18,7 +18,9 @@ from phionyx_letta.plugin.outbox import OutboxKey
 
 PRODUCER = "phionyx-letta.baseline"
 _COLUMNS = ", ".join(f'b."{name}"' for name in RECORDED)
-_UNRECORDED = "from block b where not exists (select 1 from phionyx_block p where p.block_id = b.id and p.after_hash is not null)"
+_UNRECORDED = (
+    "from block b where not exists (select 1 from phionyx_block p where p.block_id = b.id and p.after_hash is not null)"
+)
 _LOCK = text(
     f"select b.id, b.organization_id, {_COLUMNS} {_UNRECORDED} order by b.id limit :limit for update skip locked"
 )
