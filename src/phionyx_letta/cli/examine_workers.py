@@ -50,7 +50,7 @@ def _worker(row: Any) -> dict[str, Any]:
         "alive": silent < SILENCE,
         "silent_s": max(0.0, round(silent.total_seconds(), 1)),
         "armed": row.armed,
-        "key_id": row.key_id,
+        "key_id": info.get("key") or row.key_id,  # the column is null where a worker runs no sealer
         **{
             name: value
             for name, value in info.items()

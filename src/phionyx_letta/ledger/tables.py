@@ -82,7 +82,7 @@ worker = Table(
     Column("worker_id", String, primary_key=True),
     Column("seen_at", DateTime(timezone=True), nullable=False),
     Column("armed", Boolean, nullable=False),
-    Column("key_id", String),
+    Column("key_id", String, comment="the key it can seal with; null where it runs no sealer"),
     Column("info", Text, nullable=False, comment="JSON: what `doctor` shows; written by the worker, not authenticated"),
 )
 

@@ -64,7 +64,7 @@ class _Candidate:
 class Sealer:
     """Seals what one key can authenticate. Holds no state of the ledger between two passes."""
 
-    def __init__(self, ledger: SqlLedger, key: PluginKey, *, batch: int = 100) -> None:
+    def __init__(self, ledger: SqlLedger, key: PluginKey, *, batch: int = 500) -> None:
         """Seal into ``ledger`` with ``key``, at most ``batch`` rows in a transaction."""
         self._ledger = ledger
         self._key = key

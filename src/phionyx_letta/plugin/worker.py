@@ -127,6 +127,7 @@ class Worker:
             "letta": self.letta_version,
             "unsupported": self.unsupported,
             "on_error": self.runtime.settings.on_error,
+            "key": self.runtime.key.outbox.key_id if self.runtime.key else None,
             "key_source": self.runtime.key.source if self.runtime.key else None,
             "key_error": self.runtime.key_error,
             "sealer_pid": self._sealer.pid if self._sealer else None,
@@ -174,11 +175,13 @@ class Worker:
             self._sealer.start()
 
     def _beat(self, ledger: SqlLedger) -> None:
+        key = self.runtime.key
         values = {
             "worker_id": self.runtime.worker_id,
             "seen_at": func.now(),  # the database's clock: those of the hosts may differ
             "armed": self._capture is not None,
-            "key_id": self.runtime.key.outbox.key_id if self.runtime.key else None,
+            # what this worker can seal: another host's sealer leaves rows under this key to it
+            "key_id": key.outbox.key_id if key and self.runtime.settings.sealer else None,
             "info": json.dumps(self.describe()),
         }
         statement = insert(tables.worker).values(values)
