@@ -209,7 +209,9 @@ class TestSupervision:
         assert not (tmp_path / "own").exists()
 
     def test_a_command_that_does_not_want_to_end(self, tmp_path: Path) -> None:
-        process = supervise(["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"], tmp_path / "own", grace=0.3)
+        script = f"trap '' TERM; touch {tmp_path}/deaf; while :; do sleep 0.1; done"
+        process = supervise(["sh", "-c", script], tmp_path / "own", grace=0.3)
+        assert wait_for((tmp_path / "deaf").exists)
         process.stop()
         assert process.exit_code() == -signal.SIGKILL
 
