@@ -1,8 +1,8 @@
 """Statements over many rows at once, whose text does not depend on how many.
 
-On PostgreSQL rows go as one JSON text and sought values as one array: one round trip, one plan, and nothing to compile
-anew for each batch; ``executemany`` and ``IN`` halved what the sealer does in a second (psycopg quotes arrays of long texts
-in Python, so JSON for those). SQLite has no round trips to save.
+On PostgreSQL new rows go by COPY, rows to overwrite as one JSON text and sought values as one array: one round trip each,
+nothing to compile anew for a batch. Measured with the sealer: ``executemany`` and ``IN`` took three times as long, and
+JSON twice as long as COPY for envelopes. SQLite has no round trips to save.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 
 Rows = Sequence[dict[str, Any]]
 
@@ -40,31 +41,42 @@ def among(connection: Connection, sought: Column[Any], values: Collection[Any]) 
 
 def insert_rows(connection: Connection, table: Table, rows: Rows) -> None:
     """Insert rows that all name the same columns."""
-    if rows:
-        _execute(connection, table, None, rows)
+    if not rows:
+        return
+    if connection.dialect.name != "postgresql":
+        connection.execute(sqlite.insert(table), rows)
+        return
+    names = list(rows[0])
+    quote = connection.dialect.identifier_preparer.quote
+    sql = f"COPY {quote(table.name)} ({', '.join(map(quote, names))}) FROM STDIN"
+    driver: Any = connection.connection.driver_connection
+    error_class = connection.dialect.loaded_dbapi.Error
+    try:
+        with driver.cursor() as cursor, cursor.copy(sql) as copy:
+            for row in rows:
+                copy.write_row([row[name] for name in names])
+    except (
+        error_class
+    ) as error:  # as SQLAlchemy would have raised it: callers tell a bad row from a lost connection by it
+        raise DBAPIError.instance(sql, None, error, error_class, dialect=connection.dialect) from error
 
 
 def upsert_rows(connection: Connection, table: Table, key: str, rows: Rows) -> None:
     """Insert rows, or overwrite the ones whose ``key`` is there; each key at most once."""
-    if rows:
-        _execute(connection, table, key, rows)
-
-
-def _execute(connection: Connection, table: Table, key: str | None, rows: Rows) -> None:
+    if not rows:
+        return
     on_postgresql = connection.dialect.name == "postgresql"
-    statement = _insert(on_postgresql, table, key, tuple(rows[0]))
+    statement = _upsert(on_postgresql, table, key, tuple(rows[0]))
     connection.execute(statement, {"rows": json.dumps(rows)} if on_postgresql else rows)
 
 
 @lru_cache(maxsize=32)
-def _insert(on_postgresql: bool, table: Table, key: str | None, names: tuple[str, ...]) -> Insert:
+def _upsert(on_postgresql: bool, table: Table, key: str, names: tuple[str, ...]) -> Insert:
     """The statement over all of ``rows`` (PostgreSQL) or over each of them (SQLite)."""
     statement: Any = sqlite.insert(table)
     if on_postgresql:
         columns = [column(name, table.c[name].type) for name in names]
         given = func.json_to_recordset(cast(bindparam("rows", type_=Text), postgresql.JSON)).table_valued(*columns)
         statement = postgresql.insert(table).from_select(names, select(*given.render_derived(with_types=True).c))
-    if key is not None:
-        changed = {name: statement.excluded[name] for name in names if name != key}
-        statement = statement.on_conflict_do_update(index_elements=[key], set_=changed)
-    return statement  # type: ignore[no-any-return]
+    changed = {name: statement.excluded[name] for name in names if name != key}
+    return statement.on_conflict_do_update(index_elements=[key], set_=changed)  # type: ignore[no-any-return]

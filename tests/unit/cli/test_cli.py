@@ -8,14 +8,18 @@ import sqlite3
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_helpers import AGENT, HUMAN, NOTES, OTHER, ROOT, Key, change, error_of, run, run_json, sql, waiting_row
 
 from phionyx_letta import (
+    GENESIS_HASH,
     FilesystemEnvelopeStore,
     UnsignedSigner,
+    build_memory_envelope,
     generate_key,
     get_signer,
 )
@@ -286,14 +290,22 @@ class TestShow:
         assert "retention_policy" in run("show", AGENT, "3", "--ledger", database).stdout
 
     def test_an_ambiguous_beginning_lists_what_it_may_be(self, tmp_path: Path) -> None:
-        ledger, hashes = SqlLedger(f"sqlite:///{tmp_path / 'many.db'}"), []
-        for turn in range(700):
-            envelope = ledger.emit(change("t", turn, "b", "b", "write", "", str(turn)), signer=UnsignedSigner())
-            hashes.append(envelope["integrity"]["current"][7:11])
+        seen: dict[str, dict[str, Any]] = {}
+        for number in count():  # two of some hundred hashes begin with the same four digits
+            envelope = build_memory_envelope(
+                change(f"t{number}", 0, "b", "b", "write", "", "x"),
+                previous_hash=GENESIS_HASH,
+                package_version="1",
+                signer=UnsignedSigner(),
+            )
+            twice = envelope["integrity"]["current"][7:11]
+            if twice in seen:
+                break
+            seen[twice] = envelope
+        ledger = SqlLedger(f"sqlite:///{tmp_path / 'many.db'}")
+        for one in (seen[twice], envelope):
+            ledger.append(one["subject"]["trace_id"], one)
         ledger.close()
-        twice = next((one for one in hashes if hashes.count(one) > 1), None)
-        if twice is None:
-            pytest.skip("no two of 700 hashes begin alike")
         line = error_of("show", twice, "--ledger", tmp_path / "many.db")
         assert "2 envelopes begin with" in line
         assert "give more digits" in line
