@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
+
+from phionyx_letta import envelope_schema
 
 SCRIPT = Path(__file__).parent / "scripts" / "manager_paths.py"
 
@@ -171,6 +174,14 @@ def _check(envelope: dict[str, Any], change: Change, ids: dict[str, str]) -> Non
     if change.operation:
         assert letta["actor_id"] == ids["user"]
     assert envelope["integrity"]["signature"].startswith("ed25519:")
+
+
+def test_every_envelope_fits_the_schema(done: dict[str, Any]) -> None:
+    schema = Draft202012Validator(envelope_schema())
+    envelopes = [envelope for case in done["cases"].values() for envelope in case["envelopes"]]
+    assert len(envelopes) > 40
+    for envelope in envelopes:
+        schema.validate(envelope)
 
 
 def test_six_concurrent_updates_leave_one_envelope_for_each_that_succeeded(done: dict[str, Any]) -> None:

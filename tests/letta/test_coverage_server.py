@@ -18,7 +18,9 @@ from typing import Any
 
 import httpx
 import pytest
+from jsonschema import Draft202012Validator
 
+from phionyx_letta import envelope_schema
 from phionyx_letta.demo.letta_server import LettaServer
 from phionyx_letta.demo.model import EMBEDDING_HANDLE, MODEL_HANDLE, ScriptedModel
 from phionyx_letta.ledger.sql import SqlLedger
@@ -33,6 +35,7 @@ TOOLS = [
     "memory_apply_patch",
     "memory",
 ]
+SCHEMA = Draft202012Validator(envelope_schema())
 PARENT = "envelope://sha256:" + "ab" * 32
 
 
@@ -81,7 +84,10 @@ class Rig:
 
     def since(self, mark: int) -> list[dict[str, Any]]:
         self.mark()
-        return [json.loads(row.body) for row in self.ledger.select(after=mark)]
+        found = [json.loads(row.body) for row in self.ledger.select(after=mark)]
+        for envelope in found:
+            SCHEMA.validate(envelope)
+        return found
 
 
 @pytest.fixture(scope="module")
