@@ -29,7 +29,7 @@ class Writer:
     def __init__(self, server: Any) -> None:
         """``server`` is Letta's; ``start`` first."""
         self._server = server
-        self._blocks: dict[bool, list[str]] = {False: [], True: []}
+        self._blocks: dict[str, list[str]] = {}
         self._actor: Any = None
         self._number = 0
 
@@ -43,7 +43,7 @@ class Writer:
 
         Gives the median seconds of one update, and those of the whole round.
         """
-        blocks = await self._some_blocks(attached, tasks)
+        blocks = await self._some_blocks("attached" if attached else "free", tasks)
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -54,8 +54,8 @@ class Writer:
         return {"median": statistics.median(one for times in taken for one in times), "total": total}
 
     async def paced(self, per_second: float, count: int) -> int:
-        """Updates of 16 blocks in turn at a steady pace, whether or not the last one is done."""
-        blocks = await self._some_blocks(False, 16)
+        """Updates of 100 blocks in turn at a steady pace, whether or not the last one is done."""
+        blocks = await self._some_blocks("paced", 100)
         start, running = time.perf_counter(), []
         for number in range(count):
             await asyncio.sleep(max(0.0, start + number / per_second - time.perf_counter()))
@@ -66,7 +66,7 @@ class Writer:
     async def cpu(self, count: int, captured: bool) -> float:
         """Seconds of this thread's CPU per update of a 2 kB block, with capture's listeners taken out or in."""
         _listen(captured)
-        (block,) = await self._some_blocks(False, 1)
+        (block,) = await self._some_blocks("cpu", 1)
         await self._update(block, 2_000, 2)  # SQLAlchemy rebuilds what it keeps per engine when listeners change
         gc.collect()
         gc.freeze()
@@ -89,16 +89,16 @@ class Writer:
             taken.append(time.perf_counter() - start)
         return taken
 
-    async def _some_blocks(self, attached: bool, count: int) -> list[str]:
-        """The first ``count`` blocks, made when first needed; an attached one has an agent to itself."""
+    async def _some_blocks(self, kind: str, count: int) -> list[str]:
+        """The first ``count`` blocks of a kind, made when first needed; an attached one has an agent to itself."""
         from letta.schemas.block import Block
 
-        have = self._blocks[attached]
+        have = self._blocks.setdefault(kind, [])
         while len(have) < count:
             block = await self._server.block_manager.create_or_update_block_async(
                 Block(label="human", value="x", limit=50_000), self._actor
             )
-            if attached:
+            if kind == "attached":
                 await self._create_agent(block.id)
             have.append(block.id)
         return have[:count]

@@ -19,6 +19,7 @@ from phionyx_letta.plugin.mutation import BlockColumns, block_change
 from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.plugin.sealer import Sealer
+from phionyx_letta.settings import load_settings
 
 if TYPE_CHECKING:
     from catalogue import Bench
@@ -29,19 +30,20 @@ _ROWS, _AGENTS, _BLOCKS = 5_000, 50, 4
 def sealer(bench: Bench) -> tuple[float, dict[str, Any]]:
     """Rows as capture writes them, of 50 agents with four blocks each, taken from the outbox until it is empty.
 
-    The batch is the plugin's own (100 envelopes a transaction); fsync is off, so it is the work that counts. Writing the
+    The batch is the plugin's own (``PHIONYX_LETTA_BATCH``); fsync is off, so it is the work that counts. Writing the
     rows is not part of the time. Every envelope is signed, and one chain is verified afterwards.
     """
     signer = Ed25519Signer(SEED)
     key = PluginKey(signer, OutboxKey.of(signer), "benchmark")
     ledger = SqlLedger(bench.postgres.new_database("bench_sealer"))
     rates, mutations = [], _mutations()
+    batch = load_settings().batch
     try:
         for _ in range(bench.rounds(5)):
             rows = [key.outbox.seal(next(mutations)) for _ in range(_ROWS)]
             with ledger.engine.begin() as connection:
                 connection.execute(insert(tables.outbox), [{"payload": p, "mac": mac} for p, mac in rows])
-            pending = Sealer(ledger, key)
+            pending = Sealer(ledger, key, batch=batch)
             with quiet():
                 rates.append(_ROWS / seconds(pending.seal_pending))
             with ledger.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -53,7 +55,11 @@ def sealer(bench: Bench) -> tuple[float, dict[str, Any]]:
         ledger.close()
     if report["valid"] is not True or report["checked"] != len(rates) * _ROWS // _AGENTS:
         raise RuntimeError(f"what was sealed does not verify: {report}")
-    return statistics.median(rates), {"rows": _ROWS, "postgresql": bench.postgres.psql("show server_version")}
+    return statistics.median(rates), {
+        "rows": _ROWS,
+        "batch": batch,
+        "postgresql": bench.postgres.psql("show server_version"),
+    }
 
 
 def _mutations() -> Iterator[dict[str, Any]]:
