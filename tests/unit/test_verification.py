@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import tracemalloc
 
 import pytest
@@ -359,16 +358,16 @@ def test_a_long_chain_is_verified_in_flat_memory(chain, signer, verifier):
     """The same envelope over and over: only what the verifier keeps could grow."""
     envelope = chain(signer, length=1)[0]
     walk = ChainVerifier(block_heads={})
-    for _ in range(200):  # past the findings it keeps
+    for _ in range(3000):  # past the findings it keeps, and the 2000 free tuples of a size that the interpreter keeps
         walk.feed(envelope)
     tracemalloc.start()
     try:
         for _ in range(2000):
             walk.feed(envelope)
-        ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, f"*{os.sep}phionyx_letta{os.sep}*")])
+        grown, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert sum(trace.size for trace in ours.traces) < 20_000  # other threads of the test run allocate too
+    assert grown < 20_000
 
 
 def test_a_pinned_key_may_be_one_of_several(chain, signer, verifier):
