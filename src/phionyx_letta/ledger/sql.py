@@ -29,19 +29,20 @@ LOCK_KEY = int.from_bytes(b"phionyx\0", "big")
 class SqlLedger:
     """Envelopes in PostgreSQL or SQLite; an ``EnvelopeStore`` and the sealer's target."""
 
-    def __init__(self, url: str, *, create: bool = True) -> None:
+    def __init__(self, url: str, *, create: bool = True, ping: bool = True) -> None:
         """Open the ledger.
 
         Args:
             url: of the database; see ``tables.ledger_url``.
             create: make missing tables. False for readers, who may not be allowed to.
+            ping: try a pooled connection before each use. False for who polls and tries again anyway.
 
         Raises:
             StoreError: the URL is not one of a database this ledger can live in.
             LedgerUnavailable: the database does not answer.
         """
         self.url = tables.ledger_url(url)
-        self.engine = create_engine(self.url, pool_size=2, max_overflow=2, pool_pre_ping=True)
+        self.engine = create_engine(self.url, pool_size=2, max_overflow=2, pool_pre_ping=ping)
         if self.engine.dialect.name == "sqlite":
             event.listen(self.engine, "connect", _prepare_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)

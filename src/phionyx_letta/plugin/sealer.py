@@ -11,9 +11,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, func, or_, select, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Integer,
+    Select,
+    bindparam,
+    delete,
+    func,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from phionyx_letta import __version__
@@ -110,19 +123,9 @@ class Sealer:
             connection: holding the ledger's lock.
             refused_after: take refused rows with a greater id instead of those that wait.
         """
-        outbox = tables.outbox.c
-        chosen: ColumnElement[bool] = outbox.refused.is_(None)
-        if refused_after is not None:
-            chosen = outbox.refused.is_not(None) & (outbox.id > refused_after)
-        columns = (outbox.id, outbox.payload, outbox.mac, outbox.refused)
-        batch = select(*columns).where(chosen).order_by(outbox.id).limit(self._batch).subquery()
-        length = func.octet_length if connection.dialect.name == "postgresql" else func.length
-        size = length(batch.c.payload)
-        measured = select(
-            batch, (func.sum(size).over(order_by=batch.c.id) - size).label("before"), func.count().over().label("found")
-        ).subquery()
-        fitting = select(measured).where(measured.c.before < BATCH_BYTES).order_by(measured.c.id)
-        rows = connection.execute(fitting).all()
+        query = _next_rows(connection.dialect.name, refused_after is not None)
+        values = {"batch": self._batch, "bytes": BATCH_BYTES, "after": refused_after}
+        rows = connection.execute(query, values).all()
         return rows, bool(rows) and (rows[0].found == self._batch or len(rows) < rows[0].found)
 
     def _refused_rows(self, connection: Connection) -> Sequence[Any]:
@@ -294,6 +297,23 @@ class Sealer:
             organization_id=fields.get("organization_id"),
         )
         writer.add(envelope, trace_id=trace_id, outbox_id=candidate.number, nonce=fields["nonce"], agents=agents)
+
+
+@lru_cache(maxsize=8)
+def _next_rows(dialect: str, refused: bool) -> Select[Any]:
+    """See ``Sealer._rows``; making this statement anew cost a sixth of sealing a few rows."""
+    outbox = tables.outbox.c
+    chosen: ColumnElement[bool] = outbox.refused.is_(None)
+    if refused:
+        chosen = outbox.refused.is_not(None) & (outbox.id > bindparam("after"))
+    columns = (outbox.id, outbox.payload, outbox.mac, outbox.refused)
+    batch = select(*columns).where(chosen).order_by(outbox.id).limit(bindparam("batch", type_=Integer)).subquery()
+    length = func.octet_length if dialect == "postgresql" else func.length
+    size = length(batch.c.payload)
+    measured = select(
+        batch, (func.sum(size).over(order_by=batch.c.id) - size).label("before"), func.count().over().label("found")
+    ).subquery()
+    return select(measured).where(measured.c.before < bindparam("bytes", type_=BigInteger)).order_by(measured.c.id)
 
 
 def _is_fault_of_a_row(error: Exception) -> bool:

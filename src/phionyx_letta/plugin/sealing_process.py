@@ -115,7 +115,7 @@ def main() -> None:
     failing = ""
     while True:  # also when told to stop before the first round: what is left is sealed first
         try:
-            with contextlib.closing(SqlLedger(url)) as ledger:
+            with contextlib.closing(SqlLedger(url, ping=False)) as ledger:
                 seal_until(stop, ledger, key, settings)
             return
         except Exception as error:  # whatever it is, rows wait in the outbox and nothing is lost by trying again
