@@ -28,7 +28,7 @@ MAX_FINDINGS = 100
 _PEERS_WORDS = {OK: "PASS", FAILED: "FAIL", NOT_MEASURED: "NOT_MEASURED"}
 _ASYMMETRIC = {"ed25519"}
 # Signatures are verified in bursts: alternating with JSON, each finds the processor's cache cold.
-_BURST = 64
+_BURST = 256
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ChainVerifier:
         self._algorithms: dict[str, int] = {}  # how many envelopes carry each
         self._first_unsigned: int | None = None
         self._verified = 0
-        self._pending: list[tuple[int, str, dict[str, Any], str, str]] = []  # signatures to verify, see _BURST
+        self._pending: list[tuple[int, str, str | None, str, str]] = []  # signatures to verify, see _BURST
         self._malformed = 0
         self._unbound_reported = False
         self._stripped_reported = False
@@ -207,21 +207,21 @@ class ChainVerifier:
             return
         if self._verifier is None:
             return
-        self._pending.append((position, block_id, subject, integrity["current"], signature))
+        self._pending.append((position, block_id, subject.get("key_id"), integrity["current"], signature))
         if len(self._pending) >= _BURST:
             self._verify_pending()
 
     def _verify_pending(self) -> None:
         """Verify the signatures put aside."""
         pending, self._pending = self._pending, []
-        for position, block_id, subject, current, signature in pending:
+        for position, block_id, key_id, current, signature in pending:
             if self._verifies(current, signature):
                 self._verified += 1
             else:
-                self._note_bad_signature(position, block_id, subject, signature)
+                self._note_bad_signature(position, block_id, key_id, signature)
 
-    def _note_bad_signature(self, position: int, block_id: str, subject: dict[str, Any], signature: str) -> None:
-        named = shown(subject.get("key_id", f"{signature_algorithm(signature)} by an unnamed key"))
+    def _note_bad_signature(self, position: int, block_id: str, key_id: str | None, signature: str) -> None:
+        named = shown(key_id or f"{signature_algorithm(signature)} by an unnamed key")
         message = "the signature is not that of a trusted key"
         self._find(position, block_id, "signatures", FAILED, message, self._key_id(), named)
 

@@ -8,7 +8,7 @@ import json
 import logging
 import multiprocessing
 import os
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -211,22 +211,61 @@ class TestCrashes:
         filled.emit(context("aaaa", "b"), signer=signer)
         assert verify_chain(filled.iter_chain(TRACE), verifier=verifier)["checked"] == 5
 
-    def test_half_the_very_first_line_is_repaired_too(self, store, context, signer):
-        store.emit(context(), signer=signer)
-        index_of(store).write_bytes(index_of(store).read_bytes()[:40])
-        assert store.head(TRACE) == GENESIS_HASH
-        store.emit(context(), signer=signer)
-        assert len(list(store.iter_chain(TRACE))) == 1
+    @pytest.mark.parametrize("lines", [0, 0.3, 1, 2.5, 3])
+    def test_index_lines_lost_with_the_power_are_read_and_written_again_from_the_envelopes(
+        self, lines, filled, context, signer, verifier
+    ):
+        index = index_of(filled)
+        whole = index.read_bytes()
+        index.write_bytes(whole[: int(len(whole) // 4 * lines)])
+        envelopes = list(filled.iter_chain(TRACE))
+        assert len(envelopes) == 4
+        assert filled.head(TRACE) == envelopes[-1]["integrity"]["current"]
+        filled.emit(context("aaaa", "b"), signer=signer)
+        assert index.read_bytes().startswith(whole)
+        assert verify_chain(filled.iter_chain(TRACE), verifier=verifier)["checked"] == 5
+
+    def test_an_index_lost_as_a_whole_is_written_again(self, filled, context, signer):
+        whole = index_of(filled).read_bytes()
+        index_of(filled).unlink()
+        assert list(filled.traces()) == [TRACE]
+        assert len(list(filled.iter_chain(TRACE))) == 4
+        filled.emit(context(), signer=signer)
+        assert index_of(filled).read_bytes().startswith(whole)
+
+    @pytest.mark.parametrize("change", ["core_memory.human", "previous"])
+    def test_an_envelope_beyond_the_index_that_does_not_link_is_an_orphan(self, change, filled, context, signer):
+        other = json.loads((filled.root / TRACE / "000003.json").read_text())
+        if change == "previous":
+            other["integrity"]["previous"] = GENESIS_HASH
+        else:
+            other["mutation"]["block_label"] = change
+        lines = index_of(filled).read_bytes().splitlines(keepends=True)
+        index_of(filled).write_bytes(b"".join(lines[:3]))
+        (filled.root / TRACE / "000003.json").write_text(json.dumps(other))
+        assert len(list(filled.iter_chain(TRACE))) == 3
+        filled.emit(context("aaa", "b"), signer=signer)
+        assert len(list(filled.iter_chain(TRACE))) == 4
+
+    def test_an_envelope_is_on_the_disk_before_its_index_line_is_written(self, filled, context, signer, monkeypatch):
+        events: list[str] = []
+        for name in ("write", "fsync", "rename"):
+            real = getattr(os, name)
+            monkeypatch.setattr(
+                index_files.os, name, lambda *given, name=name, real=real: (events.append(name), real(*given))[1]
+            )
+        filled.emit(context(), signer=signer)
+        assert events == ["write", "rename", "fsync", "write"]
 
     def test_a_full_disk_leaves_the_chain_as_it_was(self, filled, context, signer, verifier, monkeypatch):
         before = index_of(filled).read_bytes()
-        for failing in ("fsync", "write", "rename"):
+        for failing, first in (("fsync", 0), ("write", 0), ("write", 1), ("rename", 0)):
             with monkeypatch.context() as patch:
-                calls = iter(range(100))
+                calls = count()
                 real = getattr(os, failing)
 
-                def full(*arguments, real=real, calls=calls):
-                    if next(calls) >= 1 or real is not os.fsync:
+                def full(*arguments, real=real, calls=calls, first=first):
+                    if next(calls) >= first:
                         raise OSError(errno.ENOSPC, "No space left on device")
                     return real(*arguments)
 
@@ -293,9 +332,10 @@ class TestDamage:
         result = verify_chain(filled.iter_chain(TRACE), verifier=verifier)
         assert (result["broken_at"], result["findings"][0]["block_id"]) == (1, "block-1")
 
-    def test_an_index_cut_by_two_lines_is_noticed(self, filled):
+    def test_an_index_cut_together_with_an_envelope_is_noticed_by_the_ones_beyond(self, filled):
         lines = index_of(filled).read_bytes().splitlines(keepends=True)
         index_of(filled).write_bytes(b"".join(lines[:2]))
+        (filled.root / TRACE / "000002.json").unlink()
         with pytest.raises(TornStoreError, match="was cut"):
             list(filled.iter_chain(TRACE))
 

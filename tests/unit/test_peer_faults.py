@@ -53,12 +53,14 @@ def test_concurrent_writers_do_not_fork_the_chain(store, context, signer, verifi
     assert (result["valid"], result["checked"]) == (True, 80)
 
 
-@pytest.mark.parametrize("moment", ["sync_folder", "append_line"])
+@pytest.mark.parametrize("moment", ["write_file", "append_line"])
 def test_a_crash_between_envelope_and_index_costs_nothing(moment, store, context, signer, verifier, monkeypatch):
     store.emit(context("", "a"), signer=signer)
     with monkeypatch.context() as patch:
+        real = getattr(index_files, moment)
 
-        def crash(*_):
+        def crash(*given, **named):
+            real(*given, **named)
             raise KeyboardInterrupt
 
         patch.setattr(index_files, moment, crash)
@@ -67,6 +69,16 @@ def test_a_crash_between_envelope_and_index_costs_nothing(moment, store, context
     store.emit(context("a", "b"), signer=signer)
     result = verify_chain(store.iter_chain(TRACE), verifier=verifier)
     assert (result["valid"], result["checked"], result["findings"]) == (True, 2, [])
+
+
+def test_an_envelope_whose_writer_was_killed_before_the_index_is_no_orphan(store, context, signer, verifier):
+    for place in range(2):
+        store.emit(context("a" * place, "a" * (place + 1)), signer=signer)
+    index = store.root / TRACE / "chain.jsonl"
+    index.write_bytes(index.read_bytes().splitlines(keepends=True)[0])  # as the kill leaves it
+    store.emit(context("aa", "b"), signer=signer)
+    result = verify_chain(store.iter_chain(TRACE), verifier=verifier)
+    assert (result["valid"], result["checked"], result["findings"]) == (True, 3, [])
 
 
 def test_a_torn_index_line_does_not_crash_the_reader(store, context, signer):

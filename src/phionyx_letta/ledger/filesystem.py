@@ -1,7 +1,8 @@
 """Chains in a folder, in the peers' layout: `<root>/<trace>/NNNNNN.json` and the index `chain.jsonl`.
 
-The index is the commit: an envelope file counts once its index line is complete, so a crash leaves at most an orphan file
-or half an index line, and the next append repairs both. Appending reads only the tail of the index. Not for Windows (no
+An append waits for the disk once, for the envelope's file. The index makes appending quick, since only its tail is read,
+but it is not what must survive: lines that a crash took are read from the envelopes beyond its end, which link to it, and
+written again by the next append; half a line, or half an envelope, is repaired likewise. Not for Windows (no
 `fcntl`); on network file systems the lock is as good as their `flock`. Keys and signatures are none of its business.
 """
 
@@ -38,6 +39,7 @@ __all__ = ["FilesystemEnvelopeStore"]
 
 ENV_ROOT = "PHIONYX_LETTA_AUDIT_ROOT"
 INDEX, LOCK, NAME = "chain.jsonl", ".lock", "trace_id.json"
+_SIGNS = (INDEX, "000000.json")  # either shows that a folder holds a chain
 _RESTORE = "restore it from a copy"
 
 _log = logging.getLogger(__name__)
@@ -68,7 +70,8 @@ class FilesystemEnvelopeStore:
         tail = self._settled_tail(folder)
         if tail.torn:
             files.warn_torn(f"{folder}/{INDEX}")
-        return _head(tail)
+        beyond = [entry for entry, _ in self._unindexed(folder, tail.entry)]
+        return _head(beyond[-1] if beyond else tail.entry)
 
     def append(self, trace_id: str, envelope: Mapping[str, Any]) -> None:
         """Add an envelope built on the current head; it is durable on return; constant time.
@@ -80,7 +83,7 @@ class FilesystemEnvelopeStore:
         """
         _check_envelope(trace_id, envelope)
         with self._writing(trace_id) as (folder, tail):
-            head, given = _head(tail), envelope["integrity"]["previous"]
+            head, given = _head(tail.entry), envelope["integrity"]["previous"]
             if head != given:
                 raise StaleHeadError(
                     f"the chain {trace_id!r} has moved on: its head is {head}, the envelope was built on {given}",
@@ -109,7 +112,7 @@ class FilesystemEnvelopeStore:
             position = self._next_position(folder, tail)
             envelope = build_memory_envelope(
                 ctx,
-                previous_hash=_head(tail),
+                previous_hash=_head(tail.entry),
                 package_version=package_version,
                 signer=signer,
                 memory_audit_parent_ref=memory_audit_parent_ref,
@@ -132,11 +135,14 @@ class FilesystemEnvelopeStore:
         """
         folder = self._folder(trace_id)
         index = f"{folder}/{INDEX}"
-        numbered, number = True, -1
+        numbered, number, entry = True, -1, None
         for line_number, entry in files.entries(index):
             envelope = self._read_envelope(index, line_number, entry)
             number += 1
             numbered = numbered and _stem(entry) == number
+            yield envelope
+        for _, envelope in self._unindexed(folder, entry):
+            number += 1
             yield envelope
         if numbered and os.path.exists(f"{folder}/{_file_name(number + 2)}"):  # one more may be an orphan, two cannot
             raise TornStoreError(
@@ -153,7 +159,7 @@ class FilesystemEnvelopeStore:
         if not self.root.is_dir():
             return
         with files.translated(self._base):
-            folders = sorted(path for path in self.root.iterdir() if (path / INDEX).is_file())
+            folders = sorted(path for path in self.root.iterdir() if any((path / one).is_file() for one in _SIGNS))
         for folder in folders:
             yield _read_name(folder) if is_long(folder.name) else trace_of(folder.name)
 
@@ -192,30 +198,71 @@ class FilesystemEnvelopeStore:
                     files.write_file(folder, NAME, json.dumps({"trace_id": trace_id}))
                 if tail.torn or tail.unterminated:
                     tail = files.repair(index, tail)
-                yield folder, tail
+                yield folder, self._completed(folder, tail)
             finally:
                 os.close(lock)
+
+    def _unindexed(self, folder: str, last: dict[str, Any] | None) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield (index entry, envelope) of the envelopes beyond the index's last entry, as far as they link to it.
+
+        What does not link is the orphan of a writer that was cut short: it was never acknowledged, and is written over.
+        """
+        while True:
+            name = _file_name(_stem(last) + 1 if last else 0)
+            try:
+                with open(f"{folder}/{name}", "rb") as file:
+                    envelope = json.loads(file.read())
+                found = _entry(folder, name, envelope)
+                if found["previous_hash"] != _head(last):
+                    return
+                if found["current_hash"] != envelope_hash(envelope, found["previous_hash"]):
+                    return
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                return
+            last = found
+            yield found, envelope
+
+    def _completed(self, folder: str, tail: Tail) -> Tail:
+        """Write the index lines that are missing at its end."""
+        for entry, _ in self._unindexed(folder, tail.entry):
+            line = json.dumps(entry)
+            _log.warning(
+                "%s/%s lacked the line of %s (lost in a crash); it is written again",
+                folder,
+                INDEX,
+                entry["envelope_path"],
+            )
+            files.append_line(f"{folder}/{INDEX}", line, tail.end)
+            tail = Tail(entry, tail.end + len(line) + 1)
+        return tail
 
     def _commit(self, folder: str, tail: Tail, envelope: Mapping[str, Any]) -> None:
         """Write the envelope, make it durable, then its index line."""
         name = self._free_name(folder, tail)
-        files.write_file(folder, name, envelope_line(envelope))  # durable before the index names it
-        integrity = envelope["integrity"]
-        entry = {
-            "current_hash": integrity["current"],
-            "envelope_path": f"{folder.rpartition('/')[2]}/{name}",
-            "previous_hash": integrity["previous"],
-            "turn_index": envelope["subject"]["turn_index"],
-        }
-        files.append_line(f"{folder}/{INDEX}", json.dumps(entry), tail.end)
-        if tail.entry is None:
+        first = tail.entry is None
+        try:
+            files.write_file(folder, name, envelope_line(envelope))
+            line = json.dumps(_entry(folder, name, envelope))
+            files.append_line(f"{folder}/{INDEX}", line, tail.end, durable=first)
+        except BaseException:
+            self._take_back(folder, name, tail)
+            raise
+        if first:
             files.sync_folder(folder)
+
+    @staticmethod
+    def _take_back(folder: str, name: str, tail: Tail) -> None:
+        """Undo an append whose caller is told that it failed: it must not turn up later. The index line goes first."""
+        with contextlib.suppress(OSError):
+            if os.path.exists(f"{folder}/{INDEX}"):
+                os.truncate(f"{folder}/{INDEX}", tail.end)
+            os.unlink(f"{folder}/{name}")
 
     def _free_name(self, folder: str, tail: Tail) -> str:
         number = _stem(tail.entry) + 1 if tail.entry else 0
         if not os.path.exists(f"{folder}/{_file_name(number)}"):
             return _file_name(number)
-        # a crash's orphan, to be written over; or, in a chain a peer began with its own numbers, an envelope of the chain
+        # an orphan, to be written over; or, in a chain a peer began with its own numbers, an envelope of the chain
         used = {_stem(entry) for _, entry in files.entries(f"{folder}/{INDEX}")}
         while number in used:
             number = max(used) + 1
@@ -297,8 +344,18 @@ def _check_envelope(trace_id: str, envelope: Mapping[str, Any]) -> None:
         _log.warning("an envelope that names the chain %r is appended to %r", subject["trace_id"], trace_id)
 
 
-def _head(tail: Tail) -> str:
-    return str(tail.entry["current_hash"]) if tail.entry else GENESIS_HASH
+def _head(last: Mapping[str, Any] | None) -> str:
+    return str(last["current_hash"]) if last else GENESIS_HASH
+
+
+def _entry(folder: str, name: str, envelope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the index entry of an envelope; raises like any look into what may not be one."""
+    return {
+        "current_hash": envelope["integrity"]["current"],
+        "envelope_path": f"{folder.rpartition('/')[2]}/{name}",
+        "previous_hash": envelope["integrity"]["previous"],
+        "turn_index": envelope["subject"]["turn_index"],
+    }
 
 
 def _file_name(number: int) -> str:
