@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from phionyx_letta.cli.demo import demo
 from phionyx_letta.cli.doctor import doctor
 from phionyx_letta.cli.export import export
-from phionyx_letta.cli.failures import NOT_MEASURED, exit_code
+from phionyx_letta.cli.failures import FAILED, NOT_MEASURED, exit_code
 from phionyx_letta.cli.keys import keygen
 from phionyx_letta.cli.log import log
 from phionyx_letta.cli.output import complain
@@ -60,7 +60,9 @@ class Commands(TyperGroup):
             if not hasattr(
                 error, "format_message"
             ):  # click's errors have it, whether typer brings its own click or not
-                raise
+                what = f"this cannot be worked on: {type(error).__name__}"  # a crafted ledger; its text is not repeated
+                complain(what, "the file or the database is damaged, or not a ledger's", as_json=as_json)
+                return FAILED
             command = " ".join([PROGRAM, *arguments[:1]]) if arguments[0] in self.commands else PROGRAM
             complain(str(error.format_message()).rstrip("."), f"see `{command} --help`", as_json=as_json)
             return NOT_MEASURED

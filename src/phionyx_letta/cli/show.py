@@ -173,7 +173,8 @@ def _parent(subject: dict[str, Any]) -> str:
 def _consolidation(audit: object) -> str:
     if not isinstance(audit, dict):
         return ""
-    sources, results = (audit.get(name) or [] for name in ("from_episodic", "to_semantic"))
+    given = (audit.get(name) for name in ("from_episodic", "to_semantic"))
+    sources, results = (one if isinstance(one, list) else [] for one in given)
     return f"{len(sources)} memories into {', '.join(map(str, results)) or '?'} by {audit.get('consolidation_method') or '?'}"
 
 

@@ -255,6 +255,6 @@ def _when(entry: Entry) -> tuple[str, int]:
 def _entry(row: Row[Any]) -> Entry:
     try:
         body = json.loads(row.body)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         body = None
     return Entry(row.trace_id, row.position, body if isinstance(body, dict) else {}, row.seq)

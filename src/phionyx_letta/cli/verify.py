@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -131,20 +130,34 @@ def _trace_of(folder: Path) -> str:
 
 
 def _file(path: Path, keys: TrustedKeys | None, trace: str | None, progress: Progress) -> AuditReport:
-    from phionyx_letta.ledger.audit import verify_envelope, verify_lines
+    from phionyx_letta.ledger.audit import parse_untrusted, verify_envelope, verify_lines
 
     if path.name == _INDEX:
         return _folder(path.absolute().parent, keys, trace)
     if path.suffix == ".json":
         try:
-            content = json.loads(path.read_bytes())
+            content = parse_untrusted(path.read_bytes())
         except (ValueError, RecursionError):
-            raise CommandError(f"{path} is not JSON", "give one envelope, or a .jsonl file", FAILED) from None
-        if isinstance(content, dict) and isinstance(content.get("envelope"), dict):
-            content = content["envelope"]  # what `show --json` prints
+            raise CommandError(
+                f"{path} is not JSON, or repeats a key", "give one envelope, or a .jsonl file", FAILED
+            ) from None
+        if isinstance(content, dict) and content.keys() <= {"trace_id", "position", "seq", "envelope"}:
+            content = _unwrapped(content)  # what `show --json` prints
         return verify_envelope(content, verifier=keys)
     with path.open("rb") as lines:
         return verify_lines(lines, verifier=keys, trace_id=trace, progress=progress)
+
+
+def _unwrapped(shown: dict[str, Any]) -> object:
+    """The envelope; what stands around it must not say otherwise."""
+    envelope = shown.get("envelope")
+    subject = envelope.get("subject") if isinstance(envelope, dict) else None
+    for name in ("trace_id", "position"):
+        if isinstance(subject, dict) and name in shown and subject.get(name, shown[name]) != shown[name]:
+            raise CommandError(
+                f"the file's {name} is not that of the envelope in it", "give the envelope alone", FAILED
+            )
+    return envelope
 
 
 def _with_chain(report: AuditReport, trace: str | None) -> AuditReport:

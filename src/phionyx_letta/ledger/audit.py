@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any
@@ -23,6 +24,8 @@ __all__ = ["Audit", "AuditFinding", "AuditReport", "verify_envelope", "verify_li
 OK, VALID, FAILED, NOT_MEASURED = "ok", "valid", "failed", "not_measured"
 _NEEDED = ("hashes", "continuity", "signatures", "key_trust")
 MAX_FINDINGS = 100
+_NONCE = re.compile("[0-9a-f]{32}")
+SEALED_TWICE = "one captured mutation was sealed twice: a row of the outbox was copied"
 Progress = Callable[[int], None]
 """Called now and then with the number of envelopes checked so far."""
 
@@ -76,6 +79,7 @@ class Audit:
         self._found: list[AuditFinding] = []
         self._found_total = 0
         self._extra: dict[str, str] = {}
+        self._nonces: set[int] | None = None if block_heads is not None else set()
 
     def chain(self, trace_id: str | None) -> ChainVerifier:
         """The verifier of one chain."""
@@ -93,6 +97,22 @@ class Audit:
         """Check the next envelope of a chain."""
         self.seen += 1
         self.chain(trace_id).feed(envelope)
+        if self._nonces is not None:
+            self._check_nonce(trace_id, envelope)
+
+    def _check_nonce(self, trace_id: str | None, envelope: object) -> None:
+        """Where no database can be asked: about 60 bytes an envelope are kept to see one mutation sealed twice."""
+        try:
+            text = envelope["subject"]["metadata"]["letta"]["nonce"]  # type: ignore[index]
+        except (TypeError, KeyError):
+            return
+        if not isinstance(text, str) or not _NONCE.fullmatch(text):
+            return
+        assert self._nonces is not None
+        nonce = int(text, 16)
+        if nonce in self._nonces:
+            self.fail("continuity", SEALED_TWICE, trace_id=trace_id, found=f"{nonce:032x}")
+        self._nonces.add(nonce)
 
     def measured(self, dimension: str) -> None:
         """Count a dimension of the container as measured."""
@@ -177,16 +197,32 @@ def verify_lines(
         if not line.strip():
             continue
         try:
-            envelope = json.loads(line)
+            envelope = parse_untrusted(line)
         except (ValueError, RecursionError):
             ending = "" if line.endswith(b"\n") else ": its end is missing"
-            audit.fail("hashes", f"line {number} is not JSON{ending}")
+            audit.fail("hashes", f"line {number} is not JSON, or repeats a key{ending}")
             continue
         audit.feed(trace_id if trace_id is not None else _named_trace(envelope), envelope)
         linkage.feed(envelope)
         if progress and number % 1000 == 0:
             progress(audit.seen)
     return linkage.settled(audit.report())
+
+
+def parse_untrusted(text: bytes) -> Any:
+    """Parse JSON that somebody hands over; a repeated key would let its readers see different things.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON, or a key is repeated.
+    """
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is repeated")
+    return found
 
 
 def verify_envelope(envelope: object, *, verifier: Verifier | None) -> AuditReport:

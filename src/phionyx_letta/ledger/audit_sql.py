@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from phionyx_letta._shape import find_fault
 from phionyx_letta.errors import LedgerUnavailable
 from phionyx_letta.ledger import tables
-from phionyx_letta.ledger.audit import Audit, AuditReport, Progress
+from phionyx_letta.ledger.audit import SEALED_TWICE, Audit, AuditReport, Progress
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.signing import Verifier
 
@@ -45,6 +45,7 @@ def verify_ledger(
     audit.measured(DATABASE)
     with _snapshot(ledger) as connection:
         last_of_block = _check_rows(audit, connection, trace_id, progress)
+        _check_nonces(audit, connection)
         _check_heads(audit, connection, trace_id)
         if audit.block_heads is not None:
             _check_blocks(audit, connection, audit.block_heads, last_of_block)
@@ -61,7 +62,7 @@ def _snapshot(ledger: SqlLedger) -> Iterator[Connection]:
         with ledger.engine.connect().execution_options(**options) as connection:
             yield connection
     except SQLAlchemyError as error:
-        where = ledger.url.render_as_string(hide_password=True)
+        where = ledger.url.set(query={}).render_as_string(hide_password=True)
         raise LedgerUnavailable(
             f"the ledger at {where} cannot be read: {type(error).__name__}",
             "check that the database answers and has the ledger's tables",
@@ -91,6 +92,14 @@ def _check_rows(
     return last_of_block
 
 
+def _check_nonces(audit: Audit, connection: Connection) -> None:
+    """Each column was compared with its envelope; the database is asked for repeats, whether or not its index stands."""
+    nonce = tables.envelope.c.nonce
+    repeated = select(nonce).where(nonce.is_not(None)).group_by(nonce).having(func.count() > 1).limit(10)
+    for value in connection.execute(repeated).scalars():
+        audit.fail("continuity", SEALED_TWICE, found=value)
+
+
 def _report_hole(audit: Audit, row: Row[Any], expected: int) -> None:
     last = row.seq - 1
     which = f"envelope {expected} is" if last == expected else f"envelopes {expected} to {last} are"
@@ -100,7 +109,7 @@ def _report_hole(audit: Audit, row: Row[Any], expected: int) -> None:
 def _read(audit: Audit, row: Row[Any]) -> object:
     try:
         return json.loads(row.body)
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         _fail_row(audit, row, "the stored envelope is not JSON any more", None, None)
         return None
 
@@ -124,6 +133,7 @@ def _check_columns(audit: Audit, row: Row[Any], envelope: object) -> None:
         "event": letta.get("event"),
         "agent_id": letta.get("agent_id"),
         "run_id": letta.get("run_id"),
+        "nonce": letta.get("nonce"),
     }
     for name, value in said.items():
         stored = getattr(row, name)

@@ -108,7 +108,7 @@ def entries(index: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def warn_torn(index: str) -> None:
     """Log that a reader skips half a line."""
-    _log.warning("%s ends in half a line (its writer was cut short); it is skipped", index)
+    _log.warning("%r ends in half a line (its writer was cut short); it is skipped", index)
 
 
 def repair(index: str, tail: Tail) -> Tail:

@@ -65,7 +65,7 @@ class SqlLedger:
         try:
             yield
         except (OperationalError, ProgrammingError) as error:
-            where = self.url.render_as_string(hide_password=True)
+            where = self.url.set(query={}).render_as_string(hide_password=True)  # a query may hold a password too
             raise LedgerUnavailable(
                 f"the ledger at {where} cannot be used: {_first_line(error)}",
                 remedy="check that the database answers and that this user may create and read tables in it",
@@ -214,7 +214,7 @@ def _parsed(body: str) -> dict[str, Any]:
     """The stored envelope, or the bare text where it is no JSON any more: the verifier then names its position."""
     try:
         envelope = json.loads(body)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         return {"unreadable": body}
     return envelope if isinstance(envelope, dict) else {"unreadable": body}
 

@@ -6,6 +6,7 @@ The caller holds the ledger's lock (``SqlLedger.writing``); this module does no 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +70,7 @@ class LedgerWriter:
         )
         for row in rows:
             self._blocks[row.block_id] = BlockState(
-                row.after_hash, row.after_size, row.chars, row.label, json.loads(row.agents), row.seq
+                row.after_hash, row.after_size, row.chars, row.label, _agents(row), row.seq
             )
 
     def load_chains(self, trace_ids: Iterable[str]) -> None:
@@ -247,3 +248,17 @@ class LedgerWriter:
             "agents": json.dumps(state.agents),
             "seq": state.seq,
         }
+
+
+def _agents(row: Any) -> list[str]:
+    """The recorded agents of a block; none where the column was damaged, so that one value cannot stop the sealing of others."""
+    try:
+        agents = json.loads(row.agents)
+    except (ValueError, TypeError, RecursionError):
+        agents = None
+    if not isinstance(agents, list) or not all(isinstance(agent, str) for agent in agents):
+        logging.getLogger("phionyx_letta").error(
+            "phionyx-letta: the recorded agents of block %r were damaged", row.block_id
+        )
+        return []
+    return agents

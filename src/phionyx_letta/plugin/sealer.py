@@ -257,7 +257,10 @@ class Sealer:
         fields = candidate.fields
         block = writer.block(fields["block_id"])
         agents = _agents_after(fields, block.agents if block else [])
-        letta = dict(fields["letta"])
+        letta = {
+            **fields["letta"],
+            "nonce": fields["nonce"],
+        }  # signed: a row sealed twice shows, whatever the columns say
         diff = _diff(fields["diff"])
         if diff is None:  # attach and detach: the content as it stands at this place in the order
             if block is None or block.after_hash is None:
@@ -316,6 +319,9 @@ def _next_rows(dialect: str, refused: bool) -> Select[Any]:
     return select(measured).where(measured.c.before < bindparam("bytes", type_=BigInteger)).order_by(measured.c.id)
 
 
+_OF_A_ROW = (PhionyxError, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
+
+
 def _is_fault_of_a_row(error: Exception) -> bool:
     """What this row holds, or what the ledger holds of its chain and block, is the reason; else it is the database."""
     if isinstance(error, DBAPIError):
@@ -323,15 +329,14 @@ def _is_fault_of_a_row(error: Exception) -> bool:
         if state is None:  # the driver refused a value, or the connection is gone
             return not isinstance(error, OperationalError | InterfaceError)
         return bool(state[:2] in ("22", "23"))  # data exception, integrity constraint violation
-    return isinstance(error, PhionyxError | ValueError | TypeError | LookupError | AttributeError)
+    return isinstance(error, _OF_A_ROW)
 
 
 def _described(error: Exception) -> str:
     """In one line and without the values, which may be content."""
     cause: BaseException = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    return (
-        str(error) if isinstance(error, PhionyxError) else f"{type(cause).__name__}: {str(cause).splitlines()[0][:200]}"
-    )
+    first = next(iter(str(cause).splitlines()), "")
+    return str(error) if isinstance(error, PhionyxError) else f"{type(cause).__name__}: {first[:200]}"
 
 
 def _preload(writer: LedgerWriter, candidates: list[_Candidate]) -> None:

@@ -1,0 +1,85 @@
+"""Files and ledgers made to mislead an auditor, or to break the commands."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from cli_helpers import change, run
+
+from phionyx_letta import Ed25519Signer
+from phionyx_letta.envelope import envelope_line
+from phionyx_letta.errors import LedgerUnavailable
+from phionyx_letta.ledger.sql import SqlLedger
+
+SIGNER = Ed25519Signer("0a" * 32)
+KEY = SIGNER.public_key_hex
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    path = tmp_path / "ledger.db"
+    store = SqlLedger(f"sqlite:///{path}")
+    store.emit(change("t", 0, "b", "human", "write", "", "x"), signer=SIGNER)
+    store.close()
+    return path
+
+
+def envelope_of(ledger: Path) -> dict[str, object]:
+    with sqlite3.connect(ledger) as database:
+        return dict(json.loads(database.execute("select body from phionyx_envelope").fetchone()[0]))
+
+
+def test_a_repeated_key_is_refused(ledger: Path, tmp_path: Path) -> None:
+    line = envelope_line(envelope_of(ledger))
+    genuine, forged = tmp_path / "genuine.jsonl", tmp_path / "forged.jsonl"
+    genuine.write_text(line + "\n")
+    forged.write_text(line.replace('"mutation":{', '"mutation":{"block_label":"FORGED",') + "\n")
+    assert run("verify", str(genuine), "--key", KEY).exit_code == 0
+    assert run("verify", str(forged), "--key", KEY).exit_code == 1
+
+
+@pytest.mark.parametrize("around", [{"trace_id": "victim"}, {"position": 7}, {"schema": "x", "mutation": {}}])
+def test_what_stands_around_an_envelope_may_not_say_otherwise(
+    around: dict[str, object], ledger: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps({"envelope": envelope_of(ledger)}))
+    alone = run("verify", str(path), "--key", KEY).exit_code
+    path.write_text(json.dumps({**around, "envelope": envelope_of(ledger)}))
+    assert run("verify", str(path), "--key", KEY).exit_code == 1 != alone
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ("update phionyx_envelope set body = ?", "[" * 200_000),
+        ("update phionyx_envelope set body = ?", '{"memory_consolidation_audit": {"from_episodic": 5}}'),
+        ("update phionyx_chain set length = ?", "abc"),
+        ("update phionyx_envelope set trace_id = ?", b"\xff\x00"),
+        ("update phionyx_block set agents = ?", b"\xff"),
+    ],
+    ids=["deep body", "odd audit", "text for a number", "bytes for text", "bytes for a list"],
+)
+def test_a_crafted_ledger_ends_no_command_in_a_traceback_and_none_as_valid(
+    damage: tuple[str, object], ledger: Path
+) -> None:
+    with sqlite3.connect(ledger) as database:
+        database.execute(damage[0], (damage[1],))
+    for command in (["verify", "--key", KEY], ["verify", "--json", "--key", KEY], ["log"], ["show", "t", "0"]):
+        result = (
+            run(*command, "--ledger", f"sqlite:///{ledger}")
+            if command[0] != "verify"
+            else run("verify", f"sqlite:///{ledger}", *command[1:])
+        )
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        if command[0] == "verify" and "agents" not in damage[0]:
+            assert result.exit_code == 1
+
+
+def test_a_password_in_a_urls_query_is_in_no_error() -> None:
+    with pytest.raises(LedgerUnavailable) as raised:
+        SqlLedger("postgresql://u@127.0.0.1:1/d?password=SECRETPW")
+    assert "SECRETPW" not in str(raised.value)
