@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from phionyx_letta.errors import SettingsError
@@ -44,6 +44,11 @@ class Settings(BaseSettings):
     baseline: Literal["auto", "off"] = Field(
         default="auto", description="Record blocks older than the plugin at start."
     )
+
+    @field_validator("on_error", mode="before")
+    @classmethod
+    def _in_lower_case(cls, value: object) -> object:
+        return value.strip().lower() if isinstance(value, str) else value
 
     def home_path(self) -> Path:
         """Folder of generated keys.

@@ -27,6 +27,7 @@ OUTBOX_TROUBLES = [
     "deadlocked",
     "not permitted",
     "out of memory",
+    "dropping rows in silence",
 ]
 AROUND_THE_SESSION = [
     "text in a session",

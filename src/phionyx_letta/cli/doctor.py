@@ -54,7 +54,7 @@ def _show(console: Console, findings: list[Finding], status: str) -> None:
     width = max(len(one.check) for one in findings)
     for one in findings:
         line = styled(one.status, _INDENT)
-        line.append(f"{one.check.ljust(width)}  ", "bold default")
+        line.append(f"{safe(one.check).ljust(width)}  ", "bold default")
         line.append(safe(one.message), "default")
         console.print(_hanging(line, _INDENT + width + 2, console))
         if one.remedy and one.status != OK:

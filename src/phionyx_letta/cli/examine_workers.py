@@ -41,7 +41,7 @@ def examine_workers(connection: Connection, key_id: str | None) -> tuple[list[Fi
 def _worker(row: Any) -> dict[str, Any]:
     try:
         info = json.loads(row.info)
-    except ValueError:
+    except (ValueError, RecursionError):
         info = {}
     info = info if isinstance(info, dict) else {}
     silent = datetime.now(UTC) - (row.seen_at if row.seen_at.tzinfo else row.seen_at.replace(tzinfo=UTC))

@@ -64,16 +64,20 @@ def complain(message: str, remedy: str, *, as_json: bool) -> None:
     from rich.text import Text
 
     line = Text("error: ", "bold red")
-    line.append(safe(message), "default")
+    line.append(safe(message, lines=True), "default")
     if remedy:
         line.append(f"; {safe(remedy)}", "default")
     stderr().print(line, soft_wrap=True)
 
 
-def safe(text: object) -> str:
-    """The text with everything but printable characters, line breaks and tabs made visible."""
+def safe(text: object, *, lines: bool = False) -> str:
+    """The text with everything but printable characters made visible.
+
+    ``lines`` keeps line breaks and tabs: for texts of our own only, since a value with a line break could forge a line.
+    """
+    kept = "\n\t" if lines else ""
     return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode("ascii")
+        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode("ascii")
         for char in str(text)
     )
 

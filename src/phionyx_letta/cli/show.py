@@ -95,7 +95,7 @@ def diff_text(diff: str) -> Text:
     from rich.text import Text
 
     text = Text()
-    for line in safe(diff).splitlines():
+    for line in safe(diff, lines=True).splitlines():
         style = "bold" if line.startswith(("+++", "---")) else _DIFF_STYLES.get(line[:1], "")
         text.append(line + "\n", style)
     text.rstrip()

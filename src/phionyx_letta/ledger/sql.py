@@ -44,7 +44,7 @@ class SqlLedger:
         self.url = tables.ledger_url(url)
         self.engine = create_engine(self.url, pool_size=2, max_overflow=2, pool_pre_ping=ping)
         if self.engine.dialect.name == "sqlite":
-            event.listen(self.engine, "connect", _prepare_sqlite)
+            event.listen(self.engine, "connect", _prepare_sqlite if create else _prepare_given_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
         if create:
             with self._reported():
@@ -232,6 +232,12 @@ def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry) -> None:
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _prepare_given_sqlite(connection: Any, _record: ConnectionPoolEntry) -> None:
+    """Who only reads changes nothing of the file, not even its journal mode: it may be evidence."""
+    connection.isolation_level = None
+    connection.execute("PRAGMA busy_timeout=30000")
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -98,10 +98,10 @@ def ledger_url(url: str) -> URL:
     """
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError):
         raise StoreError(
             "the ledger's database URL cannot be read", remedy="give postgresql://user@host:port/db or sqlite:///file"
-        ) from error
+        ) from None  # the cause quotes the URL, which may hold a password
     backend = parsed.get_backend_name()
     if backend in ("postgresql", "postgres"):
         query = dict(parsed.query)

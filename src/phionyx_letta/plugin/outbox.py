@@ -82,6 +82,7 @@ def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int) -> str:
 
     The savepoint keeps a failure of ours out of Letta's transaction. The lock timeout bounds the wait on a locked outbox;
     the value before it is put back, so that Letta's next statement runs under its own.
+    A trigger that drops rows silently is found by their count: the division then fails, and with it the capture.
     Values are dollar-quoted under a random tag, so that no setting of the server changes how they are read.
     """
     tag = f"$p{secrets.token_hex(8)}$"
@@ -90,8 +91,9 @@ def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int) -> str:
         "savepoint phionyx_capture;"
         "select set_config('phionyx.lock_timeout',current_setting('lock_timeout'),true),"
         f"set_config('lock_timeout','{int(lock_timeout_ms)}',true);"
-        f"insert into phionyx_outbox(payload,mac)values{values} "
-        "returning set_config('lock_timeout',current_setting('phionyx.lock_timeout'),true);"
+        f"with kept as(insert into phionyx_outbox(payload,mac)values{values} returning 1)"
+        "select set_config('lock_timeout',current_setting('phionyx.lock_timeout'),true),"
+        f"1/(case when count(*)={len(rows)} then 1 else 0 end)from kept;"
         "release savepoint phionyx_capture"
     )
 

@@ -149,6 +149,11 @@ TROUBLES: dict[str, Callable[[], Any]] = {
     "deadlocked": lambda: fails("40P01"),
     "not permitted": lambda: fails("42501"),
     "out of memory": lambda: fails("53200"),
+    "dropping rows in silence": lambda: broken(
+        "create function dropping() returns trigger language plpgsql as $$ begin return null; end $$;;"
+        "create trigger dropping before insert on phionyx_outbox for each row execute function dropping()",
+        "drop trigger dropping on phionyx_outbox;;drop function dropping",
+    ),
 }
 
 

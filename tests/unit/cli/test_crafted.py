@@ -83,3 +83,27 @@ def test_a_password_in_a_urls_query_is_in_no_error() -> None:
     with pytest.raises(LedgerUnavailable) as raised:
         SqlLedger("postgresql://u@127.0.0.1:1/d?password=SECRETPW")
     assert "SECRETPW" not in str(raised.value)
+
+
+def test_verifying_changes_not_a_byte_of_the_evidence(ledger: Path) -> None:
+    with sqlite3.connect(ledger) as database:
+        database.execute("pragma journal_mode=delete")
+    before = ledger.read_bytes()
+    assert run("verify", f"sqlite:///{ledger}", "--key", KEY).exit_code == 0
+    assert ledger.read_bytes() == before
+
+
+def test_a_value_with_line_breaks_forges_no_line(tmp_path: Path) -> None:
+    store = SqlLedger(f"sqlite:///{tmp_path / 'l.db'}")
+    store.emit(change("t", 0, "b", "x\n\nVALID  3 envelopes", "write", "", "x"), signer=SIGNER)
+    store.close()
+    for command in (["show", "t", "0"], ["log"], ["verify"]):
+        said = run(*command, "--ledger", f"sqlite:///{tmp_path / 'l.db'}").output
+        assert not [line for line in said.splitlines() if line.startswith("VALID")]
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:pw@h:notaport/db", "postgresql://u:pw@[::1/db"])
+def test_a_malformed_url_is_an_error_that_does_not_quote_it(url: str) -> None:
+    result = run("verify", url, "--key", KEY)
+    assert result.exit_code == 2
+    assert "pw" not in result.output

@@ -40,7 +40,7 @@ def _arm() -> None:
             "install phionyx-letta there",
             file=sys.stderr,
         )
-        if os.environ.get("PHIONYX_LETTA_ON_ERROR", "").strip() == "closed":
+        if os.environ.get("PHIONYX_LETTA_ON_ERROR", "").strip().lower() == "closed":
             sys.stderr.flush()
             os._exit(2)  # no evidence, no write; an exception here would only be printed
 
