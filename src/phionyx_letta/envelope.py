@@ -24,11 +24,14 @@ __all__ = [
     "GENESIS_HASH",
     "MUTATION_KINDS",
     "SCHEMA_ID",
+    "DraftEnvelope",
     "MemoryConsolidationAudit",
     "MemoryMutationContext",
+    "ParsedJson",
     "Signs",
     "build_memory_envelope",
     "canonical_json",
+    "draft_memory_envelope",
     "envelope_hash",
     "envelope_line",
     "envelope_schema",
@@ -138,6 +141,34 @@ class MemoryMutationContext:
             )
 
 
+class ParsedJson(dict[str, Any]):
+    """Metadata that was read from JSON, so that it need not be written and read again to know it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftEnvelope:
+    """An envelope that is hashed and chained but not signed yet."""
+
+    record: dict[str, Any]
+    """The envelope without `integrity`."""
+    text: str
+    """Canonical JSON of the record."""
+    previous: str
+    current: str
+    """The hash, which is what gets signed."""
+
+    def signed(self, signature: str) -> dict[str, Any]:
+        """Return the envelope."""
+        return {**self.record, "integrity": self._integrity(signature)}
+
+    def line(self, signature: str) -> str:
+        """Return `envelope_line` of the envelope, without encoding the record again: "integrity" sorts before all its keys."""
+        return f'{{"integrity":{encode(self._integrity(signature))},{self.text[1:]}'
+
+    def _integrity(self, signature: str) -> dict[str, Any]:
+        return {"previous": self.previous, "current": self.current, "signature": signature, "canonical_json": True}
+
+
 def canonical_json(obj: object) -> str:
     """Return the canonical text: sorted keys, no spaces, ASCII escapes, no NaN (the peers' form).
 
@@ -181,6 +212,34 @@ def build_memory_envelope(
     Raises:
         InvalidMutation: an argument has the wrong form, or the metadata is not JSON; then the path inside it is named.
     """
+    draft = draft_memory_envelope(
+        ctx,
+        previous_hash=previous_hash,
+        package_version=package_version,
+        key_id=getattr(signer, "key_id", None),
+        memory_audit_parent_ref=memory_audit_parent_ref,
+        position=position,
+        timestamp_utc=timestamp_utc,
+        organization_id=organization_id,
+    )
+    return draft.signed(signer.sign(draft.current))
+
+
+def draft_memory_envelope(
+    ctx: MemoryMutationContext,
+    *,
+    previous_hash: str,
+    package_version: str,
+    key_id: str | None,
+    memory_audit_parent_ref: str | None = None,
+    position: int | None = None,
+    timestamp_utc: str | None = None,
+    organization_id: str | None = None,
+) -> DraftEnvelope:
+    """Return the hashed envelope without its signature, which no later hash depends on: many can be signed in a burst.
+
+    Arguments and errors are those of `build_memory_envelope`; `key_id` names the key that will sign.
+    """
     _check_place(previous_hash, package_version, memory_audit_parent_ref, position, timestamp_utc, organization_id)
     metadata = _as_json(ctx.metadata)
     if memory_audit_parent_ref is not None:
@@ -199,7 +258,6 @@ def build_memory_envelope(
         "metadata": metadata,
         "trace_id": ctx.trace_id,
     }
-    key_id = getattr(signer, "key_id", None)
     for name, value in (("key_id", key_id), ("position", position), ("organization_id", organization_id)):
         if value is not None:
             subject[name] = value
@@ -209,7 +267,10 @@ def build_memory_envelope(
         "mutation": _mutation(ctx),
         "memory_consolidation_audit": ctx.consolidation_audit.to_dict() if ctx.consolidation_audit else None,
     }
-    return _sealed(record, previous_hash, signer)
+    text = encode(record)
+    if "\\ud" in text:  # the halves of a surrogate pair become one character when the JSON is read again
+        record = json.loads(text)
+    return DraftEnvelope(record, text, previous_hash, _record_hash(text, previous_hash))
 
 
 def envelope_schema() -> dict[str, Any]:
@@ -231,20 +292,6 @@ def _mutation(ctx: MemoryMutationContext) -> dict[str, Any]:
     }
 
 
-def _sealed(record: dict[str, Any], previous: str, signer: Signs) -> dict[str, Any]:
-    text = encode(record)
-    current = _record_hash(text, previous)
-    if "\\ud" in text:  # the halves of a surrogate pair become one character when the JSON is read again
-        record = json.loads(text)
-    record["integrity"] = {
-        "previous": previous,
-        "current": current,
-        "signature": signer.sign(current),
-        "canonical_json": True,
-    }
-    return record
-
-
 def _record_hash(record_text: str, previous: str) -> str:
     # the canonical text of {"previous": …, "record": …}, without encoding the record a second time
     payload = f'{{"previous":{quoted(previous)},"record":{record_text}}}'
@@ -254,8 +301,8 @@ def _record_hash(record_text: str, previous: str) -> str:
 def _as_json(metadata: Mapping[Any, Any]) -> dict[str, Any]:
     """Return metadata as a reader of the JSON will see it (keys are text, tuples lists): else a false alarm later."""
     given = dict(metadata)
-    if not given:
-        return {}
+    if not given or isinstance(metadata, ParsedJson):
+        return given
     try:
         text = encode_as_ordered(given)
         read: dict[str, Any] = json.loads(text)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from phionyx_letta._lines import read_envelope
 from phionyx_letta._shape import find_fault, is_plain, shown
 from phionyx_letta.envelope import CONTENT_UNKNOWN, GENESIS_HASH, SCHEMA_ID, envelope_hash
 from phionyx_letta.errors import PhionyxError, SigningKeyError
@@ -46,11 +47,19 @@ class Finding:
     found: str | None = None
 
 
+class BlockHead(NamedTuple):
+    """The state in which an envelope left a block."""
+
+    after_hash: str
+    size_bytes: int
+    chars: int
+
+
 class ChainVerifier:
     """Verifies one chain, envelope by envelope.
 
     To check the linkage of blocks over a whole ledger, give the verifiers of all its chains one `block_heads` map (block id to last
-    `after_hash`) and feed them in the ledger's order: a mismatch is then a failure. Without the map a mismatch may only mean that
+    state) and feed them in the ledger's order: a mismatch is then a failure. Without the map a mismatch may only mean that
     another agent's chain holds the write between, so it is reported as not measured.
     """
 
@@ -59,7 +68,7 @@ class ChainVerifier:
         *,
         verifier: Verifier | None = None,
         expected_trace: str | None = None,
-        block_heads: dict[str, str] | None = None,
+        block_heads: dict[str, BlockHead] | None = None,
     ) -> None:
         """Start at genesis.
 
@@ -73,7 +82,8 @@ class ChainVerifier:
         self._verifier = verifier
         self._trace = expected_trace
         self._ledger_wide = block_heads is not None
-        self._block_heads: dict[str, str] = {} if block_heads is None else block_heads
+        self._block_heads: dict[str, BlockHead] = {} if block_heads is None else block_heads
+        self._turns = 0
         self._findings: list[Finding] = []
         self._findings_total = 0
         self._first_failure: Finding | None = None
@@ -87,8 +97,13 @@ class ChainVerifier:
         self._unbound_reported = False
         self._stripped_reported = False
 
-    def feed(self, envelope: object) -> None:
-        """Check the next envelope; whatever it is, nothing is raised."""
+    def feed(self, envelope: object, *, hashed: bool = False) -> None:
+        """Check the next envelope, a dict or a line of JSON; whatever it is, nothing is raised.
+
+        `hashed`: its hash was found right on the text it was read from (`read_envelope`).
+        """
+        if isinstance(envelope, str | bytes):
+            envelope, hashed = self._read(envelope)
         position = self.seen
         self.seen += 1
         fault = None if is_plain(envelope) else find_fault(envelope)
@@ -97,7 +112,8 @@ class ChainVerifier:
             return
         subject, mutation, integrity = envelope["subject"], envelope["mutation"], envelope["integrity"]
         block_id = mutation["block_id"]
-        self._check_hash(position, block_id, envelope, integrity)
+        if not hashed:
+            self._check_hash(position, block_id, envelope, integrity)
         self._check_previous(position, block_id, integrity["previous"])
         self.head = integrity["current"]
         self._check_place(position, block_id, subject)
@@ -139,6 +155,12 @@ class ChainVerifier:
             "findings_total": self._findings_total,
         }
 
+    def _read(self, line: str | bytes) -> tuple[object, bool]:
+        try:
+            return read_envelope(line, signature_checked=self._verifier is not None)
+        except (ValueError, RecursionError):
+            return line, False  # whatever it is, it has not the shape
+
     def _feed_malformed(self, position: int, envelope: object, fault: Any) -> None:
         self._malformed += 1
         integrity = envelope.get("integrity") if isinstance(envelope, dict) else None
@@ -177,6 +199,7 @@ class ChainVerifier:
         if place != position:
             message = "position does not match the place in the chain"
             self._find(position, block_id, "continuity", FAILED, message, str(position), shown(place))
+        self._check_turn(position, block_id, subject)
         trace = subject.get("trace_id")
         if trace is None:
             self._note_unbound(position, block_id)
@@ -185,6 +208,14 @@ class ChainVerifier:
         elif trace != self._trace:
             message = "the envelope belongs to another chain"
             self._find(position, block_id, "continuity", FAILED, message, shown(self._trace), shown(trace))
+
+    def _check_turn(self, position: int, block_id: str, subject: dict[str, Any]) -> None:
+        """The plugin counts turns without gaps (design, decision 3); a library user's count is his own."""
+        turn = subject["turn_index"]
+        if turn > self._turns and "letta" in subject["metadata"]:
+            message = "turn_index skips turns: the count of turns was changed, or envelopes are missing"
+            self._find(position, block_id, "continuity", FAILED, message, f"at most {self._turns}", shown(turn))
+        self._turns = max(self._turns, turn + 1)
 
     def _note_unbound(self, position: int, block_id: str) -> None:
         if self._trace is not None and not self._unbound_reported:
@@ -233,15 +264,24 @@ class ChainVerifier:
 
     def _check_linkage(self, position: int, block_id: str, diff: dict[str, Any]) -> None:
         last = self._block_heads.get(block_id)
-        self._block_heads[block_id] = diff["after_hash"]
-        if last is None or last == diff["before_hash"]:
+        unchanged = diff["unchanged_chars"]
+        self._block_heads[block_id] = BlockHead(
+            diff["after_hash"], diff["after_size_bytes"], diff["added_chars"] + unchanged
+        )
+        if last is None:
+            return
+        if last.after_hash == diff["before_hash"]:
+            before = (diff["before_size_bytes"], diff["removed_chars"] + unchanged)
+            if before != last[1:]:
+                message = "the size before is not the one the block's last envelope left, though the hash is"
+                self._find(position, block_id, "block_linkage", FAILED, message, _sizes(*last[1:]), _sizes(*before))
             return
         message = "before_hash is not the state the block's last envelope left"
         if self._ledger_wide:
-            self._find(position, block_id, "block_linkage", FAILED, message, last, diff["before_hash"])
+            self._find(position, block_id, "block_linkage", FAILED, message, last.after_hash, diff["before_hash"])
             return
         message += "; the write between may be in another agent's chain: verify the whole ledger to know"
-        self._find(position, block_id, "block_linkage", NOT_MEASURED, message, last, diff["before_hash"])
+        self._find(position, block_id, "block_linkage", NOT_MEASURED, message, last.after_hash, diff["before_hash"])
 
     def _check_stripped(self) -> None:
         """Signed and unsigned envelopes in one chain: with a key to check, the unsigned ones count as stripped."""
@@ -340,14 +380,18 @@ class ChainVerifier:
         return key_id if isinstance(key_id, str) else None
 
 
+def _sizes(size: int, chars: int) -> str:
+    return f"{size} bytes, {chars} characters"
+
+
 def verify_chain(
     envelopes: Iterable[object],
     *,
     verifier: Verifier | None = None,
     expected_trace: str | None = None,
-    block_heads: dict[str, str] | None = None,
+    block_heads: dict[str, BlockHead] | None = None,
 ) -> dict[str, Any]:
-    """Verify one chain, read once and in order; see `ChainVerifier` and `ChainVerifier.result` for what comes back.
+    """Verify one chain of dicts or JSON lines, read once and in order; `ChainVerifier.result` tells what comes back.
 
     Without a `verifier`, `valid` is True on hashes alone: signatures and key trust are then not measured, and `assurance` says so.
     What cannot be read (a torn store, something that is not a chain at all) is a failed result, never an exception.

@@ -524,3 +524,114 @@ def test_a_damaged_list_of_agents_holds_up_no_sealing(rig: Rig) -> None:
         rig.write("b2", f"after {damage[:3]}")
         assert rig.seal().sealed == 2
     assert rig.findings() == []
+
+
+class TestRecordedStates:
+    """`phionyx_block` says what an attach repeats and which chain an unattributed write goes to: it is authenticated."""
+
+    @pytest.fixture
+    def recorded(self, rig: Rig) -> Rig:
+        rig.put(rig.row(attached("b", "agent-1")))
+        rig.write("b", "one")
+        rig.seal()
+        return rig
+
+    @pytest.mark.parametrize(
+        "lie",
+        [
+            "after_hash = 'sha256:' || repeat('0', 64)",
+            "after_hash = null",
+            "after_size = 4711",
+            "chars = 4711",
+            "label = 'other'",
+            "agents = '[\"agent-9\"]'",
+            "seq = 0",
+            "mac = null",
+            "mac = 'é'",
+            "mac = repeat('0', 64)",
+            "block_id = 'c'",
+        ],
+    )
+    def test_a_changed_state_is_never_signed(self, recorded: Rig, lie: str, caplog: pytest.LogCaptureFixture) -> None:
+        rig = recorded
+        rig.sql(f"update phionyx_block set {lie}")
+        block = "c" if lie.startswith("block_id") else "b"
+        rig.put(rig.row(attached(block, "agent-2")))
+        rig.put(rig.row(changed(block, "two", "three")))
+        assert rig.seal_afresh().sealed == 2
+        attach, write = rig.envelopes()[-2:]
+        assert attach["subject"]["metadata"]["letta"]["content"] == "not recorded"
+        assert attach["mutation"]["diff"]["after_size_bytes"] == 0
+        assert write["subject"]["trace_id"] == block, "whose block it is cannot be known"
+        assert "is not used" in caplog.text
+
+    def test_the_row_of_another_block_is_no_state(self, recorded: Rig) -> None:
+        rig = recorded
+        rig.write("c", "other")
+        rig.seal()
+        rig.sql(
+            "update phionyx_block b set after_hash = c.after_hash, mac = c.mac from phionyx_block c"
+            " where b.block_id = 'b' and c.block_id = 'c'"
+        )
+        rig.put(rig.row(attached("b", "agent-2")))
+        rig.seal_afresh()
+        assert rig.envelopes()[-1]["subject"]["metadata"]["letta"]["content"] == "not recorded"
+
+    def test_an_old_state_put_back_shows_in_the_linkage(self, recorded: Rig) -> None:
+        rig = recorded
+        (old,) = rig.sql("select * from phionyx_block")
+        rig.write("b", "two")
+        rig.seal()
+        rig.sql("delete from phionyx_block")
+        rig.sql("insert into phionyx_block values (%s, %s, %s, %s, %s, %s, %s, %s)", *old)
+        rig.put(rig.row(attached("b", "agent-2")))
+        rig.seal_afresh()
+        report = verify_ledger(rig.ledger, verifier=verifier_of(rig.key))
+        assert report.dimensions["block_linkage"] == "failed"
+
+    def test_what_another_key_recorded_is_left_open_and_verifies(self, recorded: Rig) -> None:
+        other = Rig(recorded.url)
+        try:
+            other.put(other.row(attached("b", "agent-2")))
+            other.put(other.row(changed("b", "one", "two")))
+            assert other.seal().sealed == 2
+            report = verify_ledger(recorded.ledger, verifier=verifier_of(recorded.key, other.key))
+        finally:
+            other.close()
+        assert report.verdict == "valid", report.findings
+        assert recorded.envelopes()[-2]["subject"]["metadata"]["letta"]["content"] == "not recorded"
+
+    def test_after_an_open_attach_the_ledger_verifies(self, recorded: Rig) -> None:
+        rig = recorded
+        rig.sql("update phionyx_block set after_size = 4711")
+        rig.put(rig.row(attached("b", "agent-2")))
+        rig.seal_afresh()
+        assert verify_ledger(rig.ledger, verifier=verifier_of(rig.key)).verdict == "valid"
+
+
+def test_a_changed_count_of_turns_shows(rig: Rig) -> None:
+    rig.write("b", "one")
+    rig.seal()
+    rig.sql("update phionyx_chain set turns = 7")
+    rig.write("b", "two")
+    rig.seal_afresh()
+    report = verify_ledger(rig.ledger, verifier=verifier_of(rig.key))
+    assert report.verdict == "failed"
+    assert "skips turns" in str(report.findings)
+
+
+def test_a_repeated_key_in_a_stored_envelope_is_refused(rig: Rig) -> None:
+    """Readers of JSON differ in which of the two they take."""
+    rig.write("b", "one")
+    rig.seal()
+    body = rig.sql("select body from phionyx_envelope")[0][0]
+    for lie in (
+        body.replace('"producer":', '"producer":"somebody","producer":'),
+        body.replace('"signature":', '"signature":"unsigned","signature":'),
+    ):
+        assert lie != body
+        rig.sql("update phionyx_envelope set body = %s", lie)
+        for verifier in (verifier_of(rig.key), None):
+            report = verify_ledger(rig.ledger, verifier=verifier)
+            assert report.verdict == "failed"
+            assert "repeats a key" in str(report.findings)

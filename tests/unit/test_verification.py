@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -22,9 +23,11 @@ from phionyx_letta import (
     TornStoreError,
     UnsignedSigner,
     build_memory_envelope,
+    envelope_line,
     verify_chain,
 )
 from phionyx_letta._shape import find_fault, is_plain
+from phionyx_letta.verification import BlockHead
 
 PEERS_DIMENSIONS = {
     "schema",
@@ -237,7 +240,7 @@ class TestBlockLinkage:
         return out
 
     def verify_ledger(self, records, verifier):
-        block_heads: dict[str, str] = {}
+        block_heads: dict[str, BlockHead] = {}
         chains: dict[str, ChainVerifier] = {}
         for trace, envelope in records:
             walk = chains.setdefault(
@@ -260,6 +263,61 @@ class TestBlockLinkage:
     def test_a_write_that_is_missing_from_all_chains_is_a_failure(self, two_agents, verifier):
         results = self.verify_ledger(two_agents[:1] + two_agents[2:], verifier)
         assert any(dimensions(result)["block_linkage"] == "failed" for result in results)
+
+    @pytest.mark.parametrize("lie", [{"before_size_bytes": 7}, {"removed_chars": 9}])
+    def test_the_sizes_a_block_was_left_with_count_too(self, lie, context, signer, verifier):
+        """An attach repeats them from the database: a lie there must not pass because the hash is right."""
+        head, out = GENESIS_HASH, []
+        for before, after, change in (("", "abc", {}), ("abc", "abcd", lie)):
+            mutation = context(before, after)
+            mutation = replace(mutation, diff=replace(mutation.diff, **change))
+            out.append(build_memory_envelope(mutation, previous_hash=head, package_version="1", signer=signer))
+            head = out[-1]["integrity"]["current"]
+        result = verify_chain(out, verifier=verifier)
+        assert result["valid"] is False
+        assert dimensions(result)["block_linkage"] == "failed"
+        assert "size before" in result["reason"]
+
+
+class TestLines:
+    """A chain may be given as the lines of a file; what is signed is then hashed as it stands."""
+
+    def test_lines_and_dicts_give_one_verdict(self, chain, signer, verifier):
+        envelopes = chain(signer, 5)
+        for key in (verifier, None):
+            expected = verify_chain(envelopes, verifier=key)
+            for lines in (
+                [envelope_line(one) for one in envelopes],
+                [envelope_line(one).encode() + b"\r\n" for one in envelopes],
+                [json.dumps(one, indent=1) for one in envelopes],
+            ):
+                assert verify_chain(lines, verifier=key) == expected
+
+    def test_every_changed_byte_of_a_line_is_found(self, chain, signer, verifier):
+        line = envelope_line(chain(signer, 1)[0]).encode()
+        for place in range(len(line)):
+            for byte in {line[place] ^ 1, line[place] ^ 32} - {line[place]}:
+                edited = line[:place] + bytes([byte]) + line[place + 1 :]
+                result = verify_chain([edited], verifier=verifier)
+                assert result["valid"] is False, edited
+
+    @pytest.mark.parametrize("line", ["", "{", "[]", "7", '"', b"\xff", "[" * 100_000])
+    def test_what_is_no_envelope_is_a_failure(self, line, verifier):
+        result = verify_chain([line], verifier=verifier)
+        assert result["valid"] is False
+        assert "malformed" in result["reason"]
+
+    @pytest.mark.parametrize("where", ['"producer":', '"signature":', '"mutation":', '"after_hash":'])
+    def test_a_repeated_key_is_refused(self, where, chain, signer, verifier):
+        line = envelope_line(chain(signer, 1)[0]).replace(where, f'{where}"lie",{where}')
+        for key in (verifier, None):
+            assert verify_chain([line], verifier=key)["valid"] is False
+
+    def test_a_right_hash_without_the_signature_is_not_enough(self, chain, signer, verifier):
+        other = Ed25519Signer("33" * 32)
+        envelope = chain(signer, 1)[0]
+        envelope["integrity"]["signature"] = other.sign(envelope["integrity"]["current"])
+        assert verify_chain([envelope_line(envelope)], verifier=verifier)["valid"] is False
 
 
 class TestBadInput:

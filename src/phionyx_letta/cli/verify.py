@@ -130,13 +130,14 @@ def _trace_of(folder: Path) -> str:
 
 
 def _file(path: Path, keys: TrustedKeys | None, trace: str | None, progress: Progress) -> AuditReport:
-    from phionyx_letta.ledger.audit import parse_untrusted, verify_envelope, verify_lines
+    from phionyx_letta._lines import parse_unique
+    from phionyx_letta.ledger.audit import verify_envelope, verify_lines
 
     if path.name == _INDEX:
         return _folder(path.absolute().parent, keys, trace)
     if path.suffix == ".json":
         try:
-            content = parse_untrusted(path.read_bytes())
+            content = parse_unique(path.read_bytes())
         except (ValueError, RecursionError):
             raise CommandError(
                 f"{path} is not JSON, or repeats a key", "give one envelope, or a .jsonl file", FAILED

@@ -6,18 +6,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any
 
+from phionyx_letta._lines import read_envelope
 from phionyx_letta._shape import find_fault, shown
 from phionyx_letta.envelope import envelope_hash
 from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger.store import EnvelopeStore
 from phionyx_letta.signing import Verifier, signature_algorithm
-from phionyx_letta.verification import DIMENSIONS, ChainVerifier
+from phionyx_letta.verification import DIMENSIONS, BlockHead, ChainVerifier
 
 __all__ = ["Audit", "AuditFinding", "AuditReport", "verify_envelope", "verify_lines", "verify_store"]
 
@@ -65,7 +65,7 @@ class AuditReport:
 class Audit:
     """Gathers chains. Memory grows with the number of chains and blocks, not with that of envelopes."""
 
-    def __init__(self, verifier: Verifier | None, *, block_heads: dict[str, str] | None = None) -> None:
+    def __init__(self, verifier: Verifier | None, *, block_heads: dict[str, BlockHead] | None = None) -> None:
         """Start with nothing.
 
         Args:
@@ -74,7 +74,7 @@ class Audit:
         """
         self.block_heads = block_heads
         self.seen = 0
-        self._verifier = verifier
+        self.verifier = verifier
         self._chains: dict[str | None, ChainVerifier] = {}
         self._found: list[AuditFinding] = []
         self._found_total = 0
@@ -85,7 +85,7 @@ class Audit:
         """The verifier of one chain."""
         if trace_id not in self._chains:
             self._chains[trace_id] = ChainVerifier(
-                verifier=self._verifier, expected_trace=trace_id, block_heads=self.block_heads
+                verifier=self.verifier, expected_trace=trace_id, block_heads=self.block_heads
             )
         return self._chains[trace_id]
 
@@ -93,10 +93,10 @@ class Audit:
         """The chains seen so far."""
         return self._chains.items()
 
-    def feed(self, trace_id: str | None, envelope: object) -> None:
-        """Check the next envelope of a chain."""
+    def feed(self, trace_id: str | None, envelope: object, *, hashed: bool = False) -> None:
+        """Check the next envelope of a chain; see `ChainVerifier.feed`."""
         self.seen += 1
-        self.chain(trace_id).feed(envelope)
+        self.chain(trace_id).feed(envelope, hashed=hashed)
         if self._nonces is not None:
             self._check_nonce(trace_id, envelope)
 
@@ -151,7 +151,7 @@ class Audit:
             reason=reason,
             envelopes=self.seen,
             chains=len(results),
-            key_id=getattr(self._verifier, "key_id", None),
+            key_id=getattr(self.verifier, "key_id", None),
             dimensions=dimensions,
             findings=findings[:MAX_FINDINGS],
             findings_total=self._found_total + sum(result["findings_total"] for _, result in results),
@@ -164,7 +164,7 @@ class Audit:
             return FAILED, next((one.message for one in findings if one.status == FAILED), None)
         if not self.seen:
             return NOT_MEASURED, "there are no envelopes: nothing was checked"
-        if self._verifier is None:
+        if self.verifier is None:
             return NOT_MEASURED, "no key was given: the hashes hold, but anyone could have written these envelopes"
         if any(dimensions[name] != OK for name in _NEEDED):
             return NOT_MEASURED, next(
@@ -197,32 +197,16 @@ def verify_lines(
         if not line.strip():
             continue
         try:
-            envelope = parse_untrusted(line)
+            envelope, hashed = read_envelope(line, signature_checked=verifier is not None)
         except (ValueError, RecursionError):
             ending = "" if line.endswith(b"\n") else ": its end is missing"
             audit.fail("hashes", f"line {number} is not JSON, or repeats a key{ending}")
             continue
-        audit.feed(trace_id if trace_id is not None else _named_trace(envelope), envelope)
+        audit.feed(trace_id if trace_id is not None else _named_trace(envelope), envelope, hashed=hashed)
         linkage.feed(envelope)
         if progress and number % 1000 == 0:
             progress(audit.seen)
     return linkage.settled(audit.report())
-
-
-def parse_untrusted(text: bytes) -> Any:
-    """Parse JSON that somebody hands over; a repeated key would let its readers see different things.
-
-    Raises:
-        ValueError, RecursionError: it is not JSON, or a key is repeated.
-    """
-    return json.loads(text, object_pairs_hook=_unique)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is repeated")
-    return found
 
 
 def verify_envelope(envelope: object, *, verifier: Verifier | None) -> AuditReport:

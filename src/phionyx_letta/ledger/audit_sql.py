@@ -6,7 +6,6 @@ sealing order without holes. Whoever edits the database can edit these too: it a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,12 +13,15 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from phionyx_letta._lines import read_envelope
 from phionyx_letta._shape import find_fault
+from phionyx_letta.envelope import CONTENT_UNKNOWN
 from phionyx_letta.errors import LedgerUnavailable
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.audit import SEALED_TWICE, Audit, AuditReport, Progress
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.signing import Verifier
+from phionyx_letta.verification import BlockHead
 
 __all__ = ["verify_ledger"]
 
@@ -44,11 +46,11 @@ def verify_ledger(
     audit = Audit(verifier, block_heads={} if trace_id is None else None)
     audit.measured(DATABASE)
     with _snapshot(ledger) as connection:
-        last_of_block = _check_rows(audit, connection, trace_id, progress)
+        last_of_block, unknown = _check_rows(audit, connection, trace_id, progress)
         _check_nonces(audit, connection)
         _check_heads(audit, connection, trace_id)
         if audit.block_heads is not None:
-            _check_blocks(audit, connection, audit.block_heads, last_of_block)
+            _check_blocks(audit, connection, audit.block_heads, last_of_block, unknown)
     return audit.report()
 
 
@@ -71,25 +73,34 @@ def _snapshot(ledger: SqlLedger) -> Iterator[Connection]:
 
 def _check_rows(
     audit: Audit, connection: Connection, trace_id: str | None, progress: Progress | None
-) -> dict[str, int]:
-    """Feed every envelope; return the sealing place of each block's last one."""
+) -> tuple[dict[str, int], set[str]]:
+    """Feed every envelope; return the sealing place of each block's last one, and the blocks whose content that one left open."""
     columns = tables.envelope.c
     query = select(tables.envelope).order_by(columns.seq)
     if trace_id is not None:
         query = select(tables.envelope).where(columns.trace_id == trace_id).order_by(columns.position)
     last_of_block: dict[str, int] = {}
+    unknown: set[str] = set()
     expected_seq = 0
     for row in connection.execute(query):
         if trace_id is None and row.seq != expected_seq:
             _report_hole(audit, row, expected_seq)
         expected_seq = row.seq + 1
-        envelope = _read(audit, row)
+        envelope, hashed = _read(audit, row)
         _check_columns(audit, row, envelope)
-        audit.feed(row.trace_id, envelope)
+        audit.feed(row.trace_id, envelope, hashed=hashed)
         last_of_block[row.block_id] = row.seq
+        (unknown.add if _content_unknown(envelope) else unknown.discard)(row.block_id)
         if progress and audit.seen % _BATCH == 0:
             progress(audit.seen)
-    return last_of_block
+    return last_of_block, unknown
+
+
+def _content_unknown(envelope: object) -> bool:
+    try:
+        return bool(envelope["subject"]["metadata"]["letta"]["content"] == CONTENT_UNKNOWN)  # type: ignore[index]
+    except (TypeError, KeyError):
+        return False
 
 
 def _check_nonces(audit: Audit, connection: Connection) -> None:
@@ -106,12 +117,12 @@ def _report_hole(audit: Audit, row: Row[Any], expected: int) -> None:
     audit.fail(DATABASE, f"{which} missing in the sealing order", expected=f"seq {expected}", found=f"seq {row.seq}")
 
 
-def _read(audit: Audit, row: Row[Any]) -> object:
+def _read(audit: Audit, row: Row[Any]) -> tuple[object, bool]:
     try:
-        return json.loads(row.body)
-    except (ValueError, TypeError, RecursionError):
-        _fail_row(audit, row, "the stored envelope is not JSON any more", None, None)
-        return None
+        return read_envelope(row.body, signature_checked=audit.verifier is not None)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        _fail_row(audit, row, "the stored envelope is not JSON any more, or repeats a key", None, None)
+        return None, False
 
 
 def _check_columns(audit: Audit, row: Row[Any], envelope: object) -> None:
@@ -186,12 +197,14 @@ def _check_heads(audit: Audit, connection: Connection, trace_id: str | None) -> 
         )
 
 
-def _check_blocks(audit: Audit, connection: Connection, heads: dict[str, str], last: dict[str, int]) -> None:
+def _check_blocks(
+    audit: Audit, connection: Connection, heads: dict[str, BlockHead], last: dict[str, int], unknown: set[str]
+) -> None:
     heads = dict(heads)
     for row in connection.execute(select(tables.block)):
         state = heads.pop(row.block_id, None)
-        if state is None and row.after_hash is None and row.block_id in last:
-            continue  # only attachments are recorded
+        if row.after_hash is None and row.block_id in unknown:
+            continue
         if state is None:
             audit.fail(
                 DATABASE,
@@ -199,13 +212,13 @@ def _check_blocks(audit: Audit, connection: Connection, heads: dict[str, str], l
                 block_id=row.block_id,
                 expected=row.after_hash,
             )
-        elif state != row.after_hash:
+        elif state.after_hash != row.after_hash:
             message = "the recorded state of this block is not what its last envelope says"
-            audit.fail(DATABASE, message, block_id=row.block_id, expected=state, found=row.after_hash)
+            audit.fail(DATABASE, message, block_id=row.block_id, expected=state.after_hash, found=row.after_hash)
         elif last.get(row.block_id, row.seq) != row.seq:
             message = "the recorded last envelope of this block is another one"
             audit.fail(
                 DATABASE, message, block_id=row.block_id, expected=f"seq {last[row.block_id]}", found=f"seq {row.seq}"
             )
     for block_id, state in heads.items():
-        audit.fail(DATABASE, "no state is recorded for this block", block_id=block_id, expected=state)
+        audit.fail(DATABASE, "no state is recorded for this block", block_id=block_id, expected=state.after_hash)

@@ -127,7 +127,7 @@ class SqlLedger:
         """Build the next envelope of ``ctx.trace_id`` and append it, under the lock: concurrent writers never fork."""
         with self.writing() as connection:
             assert connection is not None
-            writer = LedgerWriter(connection)
+            writer = LedgerWriter(connection, signer)
             chain = writer.chain(ctx.trace_id)
             envelope = build_memory_envelope(
                 ctx,

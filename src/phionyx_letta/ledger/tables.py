@@ -56,14 +56,17 @@ block = Table(
     "phionyx_block",
     metadata,
     Column("block_id", String, primary_key=True),
-    Column(
-        "after_hash", String, comment="content hash after the last sealed mutation; null: only attachments are known"
-    ),
+    Column("after_hash", String, comment="content hash after the last sealed mutation; null: its content is not known"),
     Column("after_size", BigInteger, nullable=False, comment="bytes"),
     Column("chars", BigInteger, nullable=False, comment="code points"),
     Column("label", String, nullable=False),
-    Column("agents", Text, nullable=False, comment="JSON list of the agents the block is attached to"),
+    Column(
+        "agents", Text, nullable=False, comment="JSON list of the agents the block is attached to; null if not known"
+    ),
     Column("seq", BigInteger, nullable=False, comment="the last envelope about this block"),
+    Column(
+        "mac", String, comment="HMAC-SHA256 over the other columns, keyed from the signing key; null from the library"
+    ),
 )
 
 outbox = Table(

@@ -5,18 +5,23 @@ The caller holds the ledger's lock (``SqlLedger.writing``); this module does no 
 
 from __future__ import annotations
 
+import hmac
 import json
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from phionyx_letta.envelope import CONTENT_UNKNOWN, GENESIS_HASH, envelope_line
-from phionyx_letta.errors import InvalidMutation, StaleHeadError
+from phionyx_letta._canonical import JSON_ERRORS
+from phionyx_letta.envelope import CONTENT_UNKNOWN, GENESIS_HASH, DraftEnvelope, canonical_json, envelope_line
+from phionyx_letta.errors import InvalidMutation, SigningKeyError, StaleHeadError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, insert_rows, upsert_rows
+from phionyx_letta.signing import Signer
+
+_STATE_PURPOSE = "phionyx-letta/block-state/v1"
 
 
 @dataclass
@@ -32,30 +37,35 @@ class ChainState:
 class BlockState:
     """What the ledger last recorded of a block."""
 
-    after_hash: str | None  # None: only attachments of the block are recorded, nothing of its content
+    after_hash: str | None  # None: nothing that can be relied on is recorded of its content
     after_size: int
     chars: int
     label: str
-    agents: list[str] = field(default_factory=list)
-    seq: int = -1
+    agents: Sequence[str] | None  # None: not known
+    seq: int
 
 
 class LedgerWriter:
     """Collects envelopes and writes them, with the heads they lead to, in a handful of statements."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, signer: Signer | None = None) -> None:
         """Read where the ledger ends.
 
         Args:
             connection: in a transaction that holds the ledger's lock.
+            signer: signs drafts, and authenticates the states of blocks: who can edit the database can edit those too,
+                and what an attach or detach repeats of them is signed.
         """
         self._connection = connection
+        self._signer = signer
+        self._state_key = _state_key(signer)
         self._chains: dict[str, ChainState] = {}
         self._blocks: dict[str, BlockState | None] = {}
         self._runs: dict[tuple[str, str], int | None] = {}
         self._changed_chains: set[str] = set()
         self._changed_blocks: set[str] = set()
         self._rows: list[dict[str, Any]] = []
+        self._drafts: list[tuple[dict[str, Any], DraftEnvelope]] = []
         last = connection.execute(select(func.max(tables.envelope.c.seq))).scalar()
         self._next_seq: int = 0 if last is None else last + 1
 
@@ -69,9 +79,7 @@ class LedgerWriter:
             select(tables.block).where(among(self._connection, tables.block.c.block_id, wanted))
         )
         for row in rows:
-            self._blocks[row.block_id] = BlockState(
-                row.after_hash, row.after_size, row.chars, row.label, _agents(row), row.seq
-            )
+            self._blocks[row.block_id] = self._state(row)
 
     def load_chains(self, trace_ids: Iterable[str]) -> None:
         """Read the heads of these chains in one statement."""
@@ -125,94 +133,114 @@ class LedgerWriter:
         known = self._runs[trace_id, run_id]
         return chain.turns if known is None else known
 
-    def add(
-        self,
-        envelope: Mapping[str, Any],
-        *,
-        trace_id: str | None = None,
-        outbox_id: int | None = None,
-        nonce: str | None = None,
-        agents: list[str] | None = None,
-    ) -> None:
-        """Put one envelope at the end of its chain.
+    def add(self, envelope: Mapping[str, Any], *, trace_id: str | None = None) -> None:
+        """Put one finished envelope at the end of its chain.
 
         Args:
             envelope: built with this chain's head and length.
             trace_id: the chain; ``subject.trace_id`` by default.
-            outbox_id: row it was sealed from.
-            nonce: of that row.
-            agents: the agents the block is attached to afterwards; None leaves what is recorded.
 
         Raises:
             StaleHeadError: the envelope does not continue the chain.
             InvalidMutation: the envelope says it belongs to another chain.
         """
-        subject, mutation, integrity = envelope["subject"], envelope["mutation"], envelope["integrity"]
-        claimed = subject.get("trace_id", trace_id)
+        integrity = envelope["integrity"]
+        claimed = envelope["subject"].get("trace_id", trace_id)
         trace_id = claimed if trace_id is None else trace_id
         if trace_id is None or claimed != trace_id:
             raise InvalidMutation(
                 f"the envelope belongs to the chain {claimed!r}, not to {trace_id!r}",
                 remedy="append it under the trace id it was built with",
             )
+        self._put(trace_id, envelope, integrity["previous"], integrity["current"], envelope_line(envelope))
+
+    def add_draft(
+        self,
+        draft: DraftEnvelope,
+        *,
+        outbox_id: int | None = None,
+        nonce: str | None = None,
+        agents: Sequence[str] | None = None,
+    ) -> None:
+        """Put one drafted envelope at the end of its chain; ``flush`` signs it.
+
+        Args:
+            draft: made with this chain's head and length.
+            outbox_id: row it was sealed from.
+            nonce: of that row.
+            agents: the agents the block is attached to afterwards; None if that is not known.
+
+        Raises:
+            StaleHeadError: the envelope does not continue the chain.
+        """
+        trace_id = draft.record["subject"]["trace_id"]
+        row = self._put(trace_id, draft.record, draft.previous, draft.current, "")
+        row["outbox_id"], row["nonce"] = outbox_id, nonce
+        self._drafts.append((row, draft))
+        self._blocks[row["block_id"]].agents = agents  # type: ignore[union-attr]
+
+    def _put(self, trace_id: str, record: Mapping[str, Any], previous: str, current: str, body: str) -> dict[str, Any]:
+        subject, mutation = record["subject"], record["mutation"]
         chain = self.chain(trace_id)
-        if integrity["previous"] != chain.head:
+        if previous != chain.head:
             raise StaleHeadError(
-                f"the envelope continues {integrity['previous']}, but the chain {trace_id!r} ends with {chain.head}",
+                f"the envelope continues {previous}, but the chain {trace_id!r} ends with {chain.head}",
                 remedy="read head() again and build the envelope on it, or let emit() do both under the store's lock",
             )
         letta = subject["metadata"].get("letta")
         letta = letta if isinstance(letta, dict) else {}  # a library user's own metadata may use the name
         run_id = letta.get("run_id")
-        self._rows.append(
-            {
-                "seq": self._next_seq,
-                "trace_id": trace_id,
-                "position": chain.length,
-                "current_hash": integrity["current"],
-                "outbox_id": outbox_id,
-                "nonce": nonce,
-                "turn_index": subject["turn_index"],
-                "at": subject["timestamp_utc"],
-                "block_id": mutation["block_id"],
-                "block_label": mutation["block_label"],
-                "kind": mutation["mutation_kind"],
-                "event": letta.get("event"),
-                "agent_id": letta.get("agent_id"),
-                "run_id": run_id,
-                "body": envelope_line(envelope),
-            }
-        )
-        chain.head = integrity["current"]
+        row = {
+            "seq": self._next_seq,
+            "trace_id": trace_id,
+            "position": chain.length,
+            "current_hash": current,
+            "outbox_id": None,
+            "nonce": None,
+            "turn_index": subject["turn_index"],
+            "at": subject["timestamp_utc"],
+            "block_id": mutation["block_id"],
+            "block_label": mutation["block_label"],
+            "kind": mutation["mutation_kind"],
+            "event": letta.get("event"),
+            "agent_id": letta.get("agent_id"),
+            "run_id": run_id,
+            "body": body,
+        }
+        self._rows.append(row)
+        chain.head = current
         chain.length += 1
         chain.turns = max(chain.turns, subject["turn_index"] + 1)
         self._changed_chains.add(trace_id)
         if run_id is not None:
             self._runs[trace_id, run_id] = subject["turn_index"]
-        self._note_block(mutation, agents, unknown=letta.get("content") == CONTENT_UNKNOWN)
+        self._note_block(mutation, unknown=letta.get("content") == CONTENT_UNKNOWN)
         self._next_seq += 1
+        return row
 
-    def _note_block(self, mutation: Mapping[str, Any], agents: list[str] | None, *, unknown: bool) -> None:
-        known = self.block(mutation["block_id"])
-        diff = mutation["diff"]
-        self._blocks[mutation["block_id"]] = BlockState(
+    def _note_block(self, mutation: Mapping[str, Any], *, unknown: bool) -> None:
+        block_id, diff = mutation["block_id"], mutation["diff"]
+        known = self.block(block_id)
+        self._blocks[block_id] = BlockState(
             None if unknown else diff["after_hash"],
             diff["after_size_bytes"],
             diff["added_chars"] + diff["unchanged_chars"],
             mutation["block_label"],
-            agents if agents is not None else (known.agents if known else []),
+            known.agents if known else None,
             self._next_seq,
         )
-        self._changed_blocks.add(mutation["block_id"])
+        self._changed_blocks.add(block_id)
 
     def flush(self) -> int:
-        """Write all that was added; the caller commits.
+        """Sign the drafts and write all that was added; the caller commits.
 
         Returns:
             How many envelopes were written.
         """
         if not self._rows:
             return 0
+        for row, draft in self._drafts:  # in a burst: in turn with JSON each finds the processor's cache cold
+            row["body"] = draft.line(self._signer.sign(draft.current))  # type: ignore[union-attr]
         insert_rows(self._connection, tables.envelope, self._rows)
         upsert_rows(
             self._connection,
@@ -231,7 +259,7 @@ class LedgerWriter:
             [self._block_row(block_id) for block_id in sorted(self._changed_blocks)],
         )
         written = len(self._rows)
-        self._rows = []
+        self._rows, self._drafts = [], []
         self._changed_chains.clear()
         self._changed_blocks.clear()
         return written
@@ -239,7 +267,7 @@ class LedgerWriter:
     def _block_row(self, block_id: str) -> dict[str, Any]:
         state = self._blocks[block_id]
         assert state is not None
-        return {
+        row = {
             "block_id": block_id,
             "after_hash": state.after_hash,
             "after_size": state.after_size,
@@ -248,17 +276,34 @@ class LedgerWriter:
             "agents": json.dumps(state.agents),
             "seq": state.seq,
         }
+        return {**row, "mac": self._mac(row)}
+
+    def _mac(self, row: Mapping[str, Any]) -> str | None:
+        if self._state_key is None:
+            return None
+        return hmac.digest(self._state_key, canonical_json(row).encode("ascii"), "sha256").hex()
+
+    def _state(self, row: Any) -> BlockState:
+        """What a row says, if this key wrote it; else nothing but its place is known."""
+        values = dict(row._mapping)
+        mac = values.pop("mac")
+        try:
+            good = isinstance(mac, str) and mac.isascii() and hmac.compare_digest(self._mac(values) or "", mac)
+        except JSON_ERRORS:  # a column holds something else than what was put there
+            good = False
+        if good:
+            return BlockState(row.after_hash, row.after_size, row.chars, row.label, json.loads(row.agents), row.seq)
+        if self._state_key is not None:
+            logging.getLogger("phionyx_letta").error(
+                "phionyx-letta: the recorded state of block %r is not this key's: it was changed in the database, or a host with"
+                " another key wrote it; it is not used",
+                row.block_id,
+            )
+        return BlockState(None, 0, 0, "", None, -1)
 
 
-def _agents(row: Any) -> list[str]:
-    """The recorded agents of a block; none where the column was damaged, so that one value cannot stop the sealing of others."""
+def _state_key(signer: Signer | None) -> bytes | None:
     try:
-        agents = json.loads(row.agents)
-    except (ValueError, TypeError, RecursionError):
-        agents = None
-    if not isinstance(agents, list) or not all(isinstance(agent, str) for agent in agents):
-        logging.getLogger("phionyx_letta").error(
-            "phionyx-letta: the recorded agents of block %r were damaged", row.block_id
-        )
-        return []
-    return agents
+        return signer.derive_key(_STATE_PURPOSE) if signer is not None else None
+    except SigningKeyError:  # unsigned
+        return None

@@ -7,7 +7,6 @@ ledger, is why a copied row cannot be sealed twice (design, decision 2).
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import secrets
@@ -44,7 +43,7 @@ class OutboxKey:
 
     def mac(self, payload: str) -> str:
         """HMAC-SHA256 of a payload, 64 hex digits."""
-        return hmac.new(self.secret, payload.encode("ascii"), hashlib.sha256).hexdigest()
+        return hmac.digest(self.secret, payload.encode("ascii"), "sha256").hex()
 
     def seal(self, mutation: dict[str, Any]) -> tuple[str, str]:
         """Payload and MAC of a captured mutation; adds version, nonce and key id."""

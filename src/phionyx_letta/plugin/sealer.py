@@ -35,13 +35,14 @@ from phionyx_letta.envelope import (
     CONTENT_UNKNOWN,
     MemoryConsolidationAudit,
     MemoryMutationContext,
-    build_memory_envelope,
+    ParsedJson,
+    draft_memory_envelope,
 )
 from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.ledger.writer import LedgerWriter
+from phionyx_letta.ledger.writer import BlockState, LedgerWriter
 from phionyx_letta.plugin.outbox import authentic, open_payload
 from phionyx_letta.plugin.runtime import PluginKey, logger
 
@@ -239,7 +240,7 @@ class Sealer:
         )
 
     def _write_together(self, connection: Connection, candidates: list[_Candidate]) -> int:
-        writer = LedgerWriter(connection)
+        writer = LedgerWriter(connection, self._key.signer)
         _preload(writer, candidates)
         for candidate in candidates:
             self._add(writer, candidate)
@@ -256,11 +257,9 @@ class Sealer:
     def _add(self, writer: LedgerWriter, candidate: _Candidate) -> None:
         fields = candidate.fields
         block = writer.block(fields["block_id"])
-        agents = _agents_after(fields, block.agents if block else [])
-        letta = {
-            **fields["letta"],
-            "nonce": fields["nonce"],
-        }  # signed: a row sealed twice shows, whatever the columns say
+        agents = _agents_after(fields, block)
+        # the nonce is signed: a row sealed twice shows, whatever the columns say
+        letta = {**fields["letta"], "nonce": fields["nonce"]}
         diff = _diff(fields["diff"])
         if diff is None:  # attach and detach: the content as it stands at this place in the order
             if block is None or block.after_hash is None:
@@ -275,10 +274,10 @@ class Sealer:
                 block.after_hash,
                 diff.before_hash,
             )
-        trace_id = _trace(fields, agents)
+        trace_id = _trace(fields, block)
         chain = writer.chain(trace_id)
         audit = fields.get("audit")
-        envelope = build_memory_envelope(
+        draft = draft_memory_envelope(
             MemoryMutationContext(
                 trace_id=trace_id,
                 turn_index=writer.turn(trace_id, letta.get("run_id")),
@@ -289,17 +288,17 @@ class Sealer:
                 diff=diff,
                 consolidation_audit=MemoryConsolidationAudit(**audit) if audit else None,
                 forgetting_reason=fields.get("reason"),
-                metadata={"letta": letta},
+                metadata=ParsedJson(letta=letta),
             ),
             previous_hash=chain.head,
             package_version=__version__,
-            signer=self._key.signer,
+            key_id=self._key.signer.key_id,
             memory_audit_parent_ref=fields.get("parent"),
             position=chain.length,
             timestamp_utc=fields["at"],
             organization_id=fields.get("organization_id"),
         )
-        writer.add(envelope, trace_id=trace_id, outbox_id=candidate.number, nonce=fields["nonce"], agents=agents)
+        writer.add_draft(draft, outbox_id=candidate.number, nonce=fields["nonce"], agents=agents)
 
 
 @lru_cache(maxsize=8)
@@ -342,10 +341,7 @@ def _described(error: Exception) -> str:
 def _preload(writer: LedgerWriter, candidates: list[_Candidate]) -> None:
     """Read heads, turns and block states of a whole batch in three statements."""
     writer.load_blocks(candidate.fields["block_id"] for candidate in candidates)
-    traces = []
-    for candidate in candidates:
-        block = writer.block(candidate.fields["block_id"])
-        traces.append(_trace(candidate.fields, _agents_after(candidate.fields, block.agents if block else [])))
+    traces = [_trace(candidate.fields, writer.block(candidate.fields["block_id"])) for candidate in candidates]
     writer.load_chains(traces)
     runs = [candidate.fields["letta"].get("run_id") for candidate in candidates]
     writer.load_runs((trace, run) for trace, run in zip(traces, runs, strict=True) if run)
@@ -363,23 +359,30 @@ def _unchanged(content_hash: str, size: int, chars: int) -> MemoryDiff:
     return MemoryDiff(content_hash, content_hash, size, size, 0, 0, chars)
 
 
-def _agents_after(fields: dict[str, Any], agents: list[str]) -> list[str]:
-    """Who has the block after this mutation."""
-    if fields["event"] == "baseline":
+def _agents_after(fields: dict[str, Any], block: BlockState | None) -> Sequence[str] | None:
+    """Who has the block after this mutation; None if that cannot be known."""
+    event = fields["event"]
+    if event == "baseline":
         return sorted(fields.get("agents", []))
-    if fields["event"] == "attach":
+    if event == "delete":
+        return []
+    agents = block.agents if block else []
+    if agents is None:
+        return None
+    if event == "attach":
         return sorted({*agents, fields["attached_agent"]})
-    if fields["event"] == "detach":
+    if event == "detach":
         return [agent for agent in agents if agent != fields["attached_agent"]]
-    return [] if fields["event"] == "delete" else agents
+    return agents
 
 
-def _trace(fields: dict[str, Any], agents: list[str]) -> str:
+def _trace(fields: dict[str, Any], block: BlockState | None) -> str:
     """The chain: the agent it is attributed to; else the one agent that has the block; else the block (decision 3)."""
     owner = fields.get("agent_id") or fields.get("attached_agent")
     if owner:
         return str(owner)
-    return agents[0] if len(agents) == 1 else str(fields["block_id"])
+    agents = _agents_after(fields, block)
+    return agents[0] if agents and len(agents) == 1 else str(fields["block_id"])
 
 
 def pending(connection: Connection) -> dict[str, Any]:
