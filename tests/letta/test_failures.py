@@ -138,6 +138,10 @@ class TestInClosedModeTheWriteIsRefused:
         assert case["rows"] == 0
 
 
+def test_a_lock_on_the_outbox_that_is_gone_in_time_costs_no_evidence(found: dict[str, Any]) -> None:
+    assert found["briefly locked"] == {"waited": True, "error": None, "agrees": True, "gaps": 0}
+
+
 class TestTheSessionIsLeftAsItWas:
     def test_the_lock_timeout_is_the_one_from_before_whether_the_capture_succeeded_or_not(
         self, found: dict[str, Any]
@@ -213,7 +217,7 @@ class TestTransactionsThatEndOtherwise:
         self, found: dict[str, Any]
     ) -> None:
         case = found["cancellations"]
-        assert 1 < case["committed"] < 121, "some were to be committed and some not"
+        assert 6 < case["committed"] < 126, "some were to be committed and some not"
         assert (case["agrees"], case["after"], case["agrees after"], case["gaps"]) == (True, None, True, 0)
 
     def test_a_connection_that_is_cut_before_the_commit_leaves_nothing(self, found: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, select
 
 from phionyx_letta.cli.examine import FAIL, OK, WARN, Finding
 from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.bulk import finite
 from phionyx_letta.version import __version__
 
 __all__ = ["examine_workers"]
@@ -22,7 +23,9 @@ _GAPS = 3
 
 def examine_workers(connection: Connection, key_id: str | None) -> tuple[list[Finding], list[dict[str, Any]]]:
     """Look at every worker that signed on; `key_id` is the key of this environment."""
-    workers = [_worker(row) for row in connection.execute(select(tables.worker).order_by(tables.worker.c.seen_at))]
+    seen_at = tables.worker.c.seen_at
+    rows = connection.execute(select(tables.worker).where(finite(connection, seen_at)).order_by(seen_at))
+    workers = [_worker(row) for row in rows]
     alive = [one for one in workers if one["alive"]]
     findings = []
     if not alive:

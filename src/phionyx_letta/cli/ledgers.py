@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["database_url", "is_store", "ledger_name", "open_database", "shown_url"]
 
+_LIKE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+]*:.*[/@]")
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _HOW = "give --ledger, or set PHIONYX_LETTA_LEDGER or LETTA_PG_URI: postgresql://user@host:port/db, sqlite:///file or a folder"
 
@@ -48,6 +50,7 @@ def database_url(name: str) -> str:
     """
     if "://" in name:
         return name
+    refuse_malformed_url(name)
     path = Path(name)
     if path.is_dir():
         raise CommandError(f"{name} is a folder, and this command needs the ledger's database", _HOW)
@@ -56,6 +59,16 @@ def database_url(name: str) -> str:
     if not is_sqlite(path):
         raise CommandError(f"{name} is not a SQLite database", _HOW)
     return f"sqlite:///{path.absolute()}"
+
+
+def refuse_malformed_url(name: str) -> None:
+    """Tell a URL with a slip of the pen from a file's name: it may hold a password, so it is not repeated.
+
+    Raises:
+        CommandError: it looks like a URL, and no file has this name.
+    """
+    if _LIKE_URL.match(name) and not Path(name).exists():
+        raise CommandError("the ledger's URL is malformed", _HOW)
 
 
 def is_sqlite(path: Path) -> bool:

@@ -12,7 +12,7 @@ import typer
 
 from phionyx_letta.cli.failures import FAILED, NOT_MEASURED, OK, CommandError
 from phionyx_letta.cli.keys import trusted_keys
-from phionyx_letta.cli.ledgers import is_sqlite, ledger_name, open_database
+from phionyx_letta.cli.ledgers import is_sqlite, ledger_name, open_database, refuse_malformed_url
 from phionyx_letta.cli.options import Json, Keys, Ledger
 from phionyx_letta.cli.output import answer, safe, stderr, styled
 
@@ -102,6 +102,7 @@ def _verified(name: str, keys: TrustedKeys | None, trace: str | None, progress: 
             return _file(path, keys, trace, progress)
     except OSError as error:
         raise CommandError(f"{name} cannot be read: {error.strerror}", "check its permissions") from None
+    refuse_malformed_url(name)
     raise CommandError(f"{name} does not exist", "give a database URL, a folder or a file")
 
 
@@ -133,7 +134,7 @@ def _file(path: Path, keys: TrustedKeys | None, trace: str | None, progress: Pro
     from phionyx_letta._lines import parse_unique
     from phionyx_letta.ledger.audit import verify_envelope, verify_lines
 
-    if path.name == _INDEX:
+    if path.name == _INDEX and _is_index(path):
         return _folder(path.absolute().parent, keys, trace)
     if path.suffix == ".json":
         try:
@@ -147,6 +148,12 @@ def _file(path: Path, keys: TrustedKeys | None, trace: str | None, progress: Pro
         return verify_envelope(content, verifier=keys)
     with path.open("rb") as lines:
         return verify_lines(lines, verifier=keys, trace_id=trace, progress=progress)
+
+
+def _is_index(path: Path) -> bool:
+    """A chain exported under the name of an index is a file of envelopes."""
+    with path.open("rb") as file:
+        return b'"envelope_path"' in file.readline()
 
 
 def _unwrapped(shown: dict[str, Any]) -> object:

@@ -25,6 +25,7 @@ from sqlalchemy import (
     column,
     func,
     select,
+    true,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
@@ -37,6 +38,11 @@ def among(connection: Connection, sought: Column[Any], values: Collection[Any]) 
     if connection.dialect.name != "postgresql":
         return sought.in_(values)
     return sought == any_(bindparam(None, list(values), type_=postgresql.ARRAY(sought.type), unique=True))
+
+
+def finite(connection: Connection, time: Column[Any]) -> ColumnElement[bool]:
+    """The condition that a point in time is one: PostgreSQL knows infinite ones, which Python cannot read."""
+    return func.isfinite(time) if connection.dialect.name == "postgresql" else true()
 
 
 def insert_rows(connection: Connection, table: Table, rows: Rows) -> None:

@@ -210,7 +210,7 @@ class FilesystemEnvelopeStore:
         while True:
             name = _file_name(_stem(last) + 1 if last else 0)
             try:
-                with open(f"{folder}/{name}", "rb") as file:
+                with os.fdopen(files.open_regular(f"{folder}/{name}"), "rb") as file:
                     envelope = json.loads(file.read())
                 found = _entry(folder, name, envelope)
                 if found["previous_hash"] != _head(last):
@@ -288,7 +288,7 @@ class FilesystemEnvelopeStore:
             raise TornStoreError(f"{where}: the envelope path leads out of the store", _RESTORE)
         path = f"{self._base}/{relative}"
         try:
-            with open(path, "rb") as file:
+            with os.fdopen(files.open_regular(path), "rb") as file:
                 envelope = json.loads(file.read())
             current = envelope["integrity"]["current"]
         except FileNotFoundError:
@@ -370,7 +370,8 @@ def _stem(entry: Mapping[str, Any]) -> int:
 
 def _read_name(folder: Path) -> str:
     try:
-        name = json.loads((folder / NAME).read_bytes())["trace_id"]
+        with os.fdopen(files.open_regular(str(folder / NAME)), "rb") as file:
+            name = json.loads(file.read())["trace_id"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         name = None
     if not isinstance(name, str) or folder_of(name) != folder.name:

@@ -11,13 +11,24 @@ import errno
 import json
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from phionyx_letta.errors import StoreError, TornStoreError
 
-__all__ = ["Tail", "append_line", "entries", "read_tail", "repair", "sync_folder", "translated", "write_file"]
+__all__ = [
+    "Tail",
+    "append_line",
+    "entries",
+    "open_regular",
+    "read_tail",
+    "repair",
+    "sync_folder",
+    "translated",
+    "write_file",
+]
 
 _TAIL_BYTES = 2048  # several index lines; doubled until a whole one is found
 _TEXT_KEYS = ("current_hash", "previous_hash", "envelope_path")
@@ -39,6 +50,19 @@ class Tail:
     torn: bool = False
 
 
+def open_regular(path: str) -> int:
+    """Open a file for reading; a pipe or a device in a store somebody hands over would never end.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is not a regular file", path)
+
+
 def read_tail(index: str) -> Tail:
     """Read the end of an index; constant time.
 
@@ -46,7 +70,7 @@ def read_tail(index: str) -> Tail:
         TornStoreError: the last whole line is not an index line.
     """
     try:
-        descriptor = os.open(index, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(index)
     except FileNotFoundError:
         return Tail(None, 0)
     try:
@@ -93,7 +117,7 @@ def entries(index: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     with translated(index), contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context(open(index, "rb"))
+            file = stack.enter_context(os.fdopen(open_regular(index), "rb"))
         except FileNotFoundError:
             return
         for number, line in enumerate(file, start=1):

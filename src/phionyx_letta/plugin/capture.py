@@ -311,7 +311,13 @@ class Capture:
         rows = [self._runtime.key.outbox.seal({**mutation, "worker": worker}) for mutation in mutations]
         connection = session.connection()
         try:
-            _run_simple(connection, capture_sql(rows, self._runtime.settings.lock_timeout_ms))
+            try:
+                _run_simple(connection, capture_sql(rows))
+            except Exception as error:
+                if getattr(error, "sqlstate", None) != _LOCKED:
+                    raise
+                _run_simple(connection, ROLLBACK_SQL)
+                _run_simple(connection, capture_sql(rows, self._runtime.settings.lock_timeout_ms))
         except EvidenceRefused:
             raise
         except Exception as error:
@@ -322,6 +328,7 @@ class Capture:
 
 
 _MISSING = object()
+_LOCKED = "55P03"  # lock_not_available
 
 
 def _history(item: Any, name: str) -> Any:

@@ -76,23 +76,32 @@ def authentic(key: OutboxKey, payload: str, mac: str) -> bool:
     return hmac.compare_digest(key.mac(payload), mac)
 
 
-def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int) -> str:
-    """Everything a capture does, as one simple-protocol query: one round trip (measured: 1.06 x a bare update).
+def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int | None = None) -> str:
+    """Everything a capture does, as one simple-protocol query: one round trip.
 
-    The savepoint keeps a failure of ours out of Letta's transaction. The lock timeout bounds the wait on a locked outbox;
-    the value before it is put back, so that Letta's next statement runs under its own.
-    A trigger that drops rows silently is found by their count: the division then fails, and with it the capture.
-    Values are dollar-quoted under a random tag, so that no setting of the server changes how they are read.
+    The savepoint keeps a failure of ours out of Letta's transaction. A trigger that drops rows silently is found by their count:
+    the division then fails, and with it the capture. Values are dollar-quoted under a random tag, so that no setting of the
+    server changes how they are read.
+
+    Args:
+        rows: payloads and MACs.
+        lock_timeout_ms: how long to wait for an outbox that somebody has locked. None fails at once, with SQLSTATE 55P03;
+            that is tried first, since setting the timeout and putting Letta's own back costs a third more (measured).
     """
     tag = f"$p{secrets.token_hex(8)}$"
     values = ",".join(f"({tag}{payload}{tag},'{mac}')" for payload, mac in rows)
+    if lock_timeout_ms is None:
+        before, after = "lock table phionyx_outbox in row exclusive mode nowait;", ""
+    else:
+        before = (
+            "select set_config('phionyx.lock_timeout',current_setting('lock_timeout'),true),"
+            f"set_config('lock_timeout','{int(lock_timeout_ms)}',true);"
+        )
+        after = "set_config('lock_timeout',current_setting('phionyx.lock_timeout'),true),"
     return (
-        "savepoint phionyx_capture;"
-        "select set_config('phionyx.lock_timeout',current_setting('lock_timeout'),true),"
-        f"set_config('lock_timeout','{int(lock_timeout_ms)}',true);"
+        f"savepoint phionyx_capture;{before}"
         f"with kept as(insert into phionyx_outbox(payload,mac)values{values} returning 1)"
-        "select set_config('lock_timeout',current_setting('phionyx.lock_timeout'),true),"
-        f"1/(case when count(*)={len(rows)} then 1 else 0 end)from kept;"
+        f"select {after}1/(case when count(*)={len(rows)} then 1 else 0 end)from kept;"
         "release savepoint phionyx_capture"
     )
 

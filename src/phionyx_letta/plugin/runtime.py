@@ -93,7 +93,6 @@ class Runtime:
         self.counts: Counter[str] = Counter()
         self.gaps: deque[dict[str, Any]] = deque(maxlen=20)
         self.targets: dict[str, str] = {}
-        self._lock = threading.Lock()
         self.new_worker()
         try:
             self.key = load_key(settings)
@@ -103,6 +102,7 @@ class Runtime:
 
     def new_worker(self) -> None:
         """Take a new worker id: at start, and in the child after a fork."""
+        self._lock = threading.Lock()  # a fork may have copied it while another thread held it
         self.worker_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.counts.clear()
         self.gaps.clear()

@@ -40,7 +40,7 @@ from phionyx_letta.envelope import (
 )
 from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
-from phionyx_letta.ledger.bulk import among
+from phionyx_letta.ledger.bulk import among, finite
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.writer import BlockState, LedgerWriter
 from phionyx_letta.plugin.outbox import authentic, open_payload
@@ -389,7 +389,9 @@ def pending(connection: Connection) -> dict[str, Any]:
     """How the outbox stands: rows that wait and the age of the oldest in seconds, rows that were refused and why."""
     outbox = tables.outbox.c
     waiting, oldest = connection.execute(
-        select(func.count(), func.min(outbox.created_at)).where(outbox.refused.is_(None))
+        select(func.count(), func.min(outbox.created_at).filter(finite(connection, outbox.created_at))).where(
+            outbox.refused.is_(None)
+        )
     ).one()
     refused = connection.execute(
         select(outbox.id, outbox.refused).where(outbox.refused.is_not(None)).order_by(outbox.id).limit(20)

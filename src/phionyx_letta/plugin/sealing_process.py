@@ -102,6 +102,8 @@ def seal_until(stop: threading.Event, ledger: SqlLedger, key: PluginKey, setting
 def main() -> None:
     """Entry point of the process: one JSON line with the ledger's URL on standard input, then nothing until the end."""
     logging.basicConfig(format="%(name)s - %(levelname)s - %(message)s")
+    with contextlib.suppress(OSError):
+        os.nice(10)  # where all cores are busy, the agents go first; rows can wait
     stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server; its end closes our input
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -274,6 +274,25 @@ async def keys(mode: str, user: Any) -> None:
             }
 
 
+async def briefly_locked(user: Any) -> None:
+    """A lock that is gone before the timeout, as a vacuum of the outbox takes it: the write waits for it and is recorded."""
+    with armed(LOCK_TIMEOUT_MS="5000") as runtime:
+        block = await new_block(user)
+        with psycopg.connect(URL) as holder:
+            holder.execute("lock table phionyx_outbox in access exclusive mode")
+            writing = asyncio.create_task(attempt(write(block, "during", user)))
+            await asyncio.sleep(0.5)
+            waited = not writing.done()
+            holder.rollback()
+        error = await writing
+        cases["briefly locked"] = {
+            "waited": waited,
+            "error": error,
+            "agrees": agrees(block),
+            "gaps": runtime.counts["gaps"],
+        }
+
+
 # -- what the session is left with ----------------------------------------------------------------------------------------
 
 
@@ -505,9 +524,13 @@ async def cancellations(user: Any) -> None:
     """A task is cancelled at every point of its way: what was committed is recorded, what was not is not."""
     with armed() as runtime:
         block = await new_block(user)
+        began = time.monotonic()
+        for number in range(5):
+            await write(block, f"measured {number}", user)
+        longest = (time.monotonic() - began) / 5 * 1.5
         for number in range(120):
             task = asyncio.ensure_future(attempt(write(block, f"value {number}", user)))
-            until = time.monotonic() + (number % 60) * 0.0005
+            until = time.monotonic() + (number % 60) / 60 * longest
             while time.monotonic() < until:
                 await asyncio.sleep(0)
             task.cancel()
@@ -554,6 +577,7 @@ async def main() -> None:
         await slow_outbox(mode, user)
         await statements_around_the_session(mode, user)
         await keys(mode, user)
+    await briefly_locked(user)
     await session_settings(user)
     await values(user)
     await rollbacks(user)

@@ -185,3 +185,13 @@ def test_verify_and_follow_the_whole_ledger_on_postgresql(ledger: SqlLedger, key
     report = run_json("verify", "--key", key.public, code=1)
     assert {"hashes", "database"} <= {one["dimension"] for one in report["findings"]}
     assert "secret" not in json.dumps(report)
+
+
+def test_points_in_time_that_python_cannot_read_hide_nothing(ledger: SqlLedger, key: Key) -> None:
+    worker(ledger, key)
+    assert run("baseline").exit_code == 0
+    execute(ledger, "insert into phionyx_worker select 'forged', 'infinity', armed, key_id, info from phionyx_worker")
+    execute(ledger, "insert into phionyx_outbox(payload, mac, created_at) values ('{}', '', '-infinity')")
+    report = run_json("doctor")
+    assert report["outbox"]["waiting"] == 1
+    assert [one["worker_id"] for one in report["workers"]] == ["h:42:0"]
