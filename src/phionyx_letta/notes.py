@@ -167,7 +167,7 @@ class SignedNote:
                 )
             good.append(signature)
         if not good:
-            named = ", ".join(sorted({repr(one.name) for one in self.signatures})[:4])
+            named = ", ".join(sorted({repr(one.name[:60]) for one in self.signatures})[:4])
             raise UntrustedNote(f"no trusted key signed the note (its signatures name {named})", "trust its key")
         return tuple(good)
 
