@@ -62,7 +62,7 @@ class Endpoint:
             host, port = parts.hostname or "", parts.port
         except (ValueError, TypeError, AttributeError):
             raise SettingsError("the URL of a sink cannot be read", "give https://host/path") from None
-        self.name = f"{parts.scheme}://{host}" + (f":{port}" if port else "")
+        self.name = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}" + (f":{port}" if port else "")
         if parts.scheme not in ("https", "http") or not re.fullmatch(r"[0-9A-Za-z.:_-]+", host):
             raise SettingsError("the URL of a sink is not one of a web server", "give https://host/path")
         if parts.scheme == "http" and not _is_loopback(host):
@@ -83,7 +83,8 @@ class Endpoint:
             SinkError: no whole answer came within the timeout, or it is too long, or it is a redirect.
         """
         connection = self._connection()
-        watchdog = threading.Timer(self._timeout, _cut, (connection,))
+        cut = threading.Event()
+        watchdog = threading.Timer(self._timeout, _cut, (connection, cut))
         watchdog.daemon = True
         watchdog.start()
         try:
@@ -91,8 +92,13 @@ class Endpoint:
             connection.request("POST", path + self._query, body, {**self._headers, "Content-Type": content_type})
             response = connection.getresponse()
             answer = Answer(response.status, response.read(MAX_ANSWER + 1))
+            if cut.is_set():
+                raise TimeoutError
+            if response.length and len(answer.body) <= MAX_ANSWER:  # http.client takes the end of a connection for one
+                raise http.client.IncompleteRead(answer.body)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise SinkError(f"{self.name} gave no answer: {_reason(error)}", "it is tried again") from error
+            reason = "timed out" if cut.is_set() else _reason(error)
+            raise SinkError(f"{self.name} gave no answer: {reason}", "it is tried again") from error
         finally:
             watchdog.cancel()
             connection.close()
@@ -113,8 +119,9 @@ class Endpoint:
         return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout, context=self._tls)
 
 
-def _cut(connection: http.client.HTTPConnection) -> None:
+def _cut(connection: http.client.HTTPConnection, cut: threading.Event) -> None:
     """End an exchange that takes too long: a server may send a byte now and then for ever."""
+    cut.set()
     sock = connection.sock
     if sock is not None:
         try:
