@@ -84,9 +84,10 @@ class TestAppending:
         with file.open("a") as out:
             out.write((first.note + "\n") * 2_000)
         assert file.stat().st_size > 300_000
-        whole = mocker.spy(FolderSink, "_last")
+        whole, checked = mocker.spy(FolderSink, "_last_of_all"), mocker.spy(FolderSink, "_held")
         sink.deliver(log.published())
-        assert whole.call_count == 2  # before the lock and under it: the end alone, both times
+        assert whole.call_count == 0
+        assert checked.call_count == 2  # before the lock and under it
         assert sizes(file, log)[-1] == 3
 
     def test_its_own_is_found_before_a_long_stretch_of_others(
@@ -103,7 +104,9 @@ class TestAppending:
     def test_it_is_durable_before_it_returns(self, sink: FolderSink, log: Log, mocker):
         synced = mocker.spy(os, "fsync")
         sink.deliver(log.published())
-        assert synced.call_count == 2  # the file, and the folder that has its name
+        assert synced.call_count == 3  # the file, the folder that has its name, and the folder's own name
+        sink.deliver(log.published())
+        assert synced.call_count == 4, "what another wrote may not be durable yet"
 
 
 class TestConflicts:

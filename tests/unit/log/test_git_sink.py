@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
+import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -147,6 +149,29 @@ def _commit_many(path: str, start: int) -> None:
             with contextlib.suppress(SinkError):  # busy, or the ref is locked: tried again
                 sink.deliver(log.published(size))
                 break
+
+
+def _commit_on_a_full_disk(path: str, results) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    log = Log(Ed25519Signer("11" * 32), 7)
+    try:
+        GitSink(path, log.keys).deliver(log.published())
+    except SinkError as error:
+        results.put(str(error))
+
+
+def test_a_disk_that_is_full(bare: Path, log: Log) -> None:
+    sink = GitSink(bare, log.keys)
+    sink.deliver(log.published())
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=_commit_on_a_full_disk, args=(str(bare), results))
+    process.start()
+    assert re.match(r"git hash-object failed in .*(signal|too large|unable)", results.get(timeout=30))
+    process.join()
+    assert sizes(bare, log) == [3]
+    sink.deliver(log.grow().published())
+    assert sizes(bare, log) == [3, 4]
 
 
 def test_several_processes_at_once(bare: Path, log: Log) -> None:
@@ -293,3 +318,13 @@ class TestPlaces:
         assert sizes(bare, log) == []
         assert len(problems(bare, log)) == 1
         assert not trace.exists()
+
+    def test_grafts_replacements_and_caches_of_the_repository_hide_nothing(self, bare: Path, log: Log):
+        sink = GitSink(bare, log.keys)
+        for _ in range(4):
+            sink.deliver(log.grow().published())
+        tip, first = git(bare, "rev-parse", BRANCH), git(bare, "rev-parse", f"{BRANCH}~3")
+        git(bare, "commit-graph", "write", "--reachable")
+        git(bare, "replace", "--graft", tip, first)
+        (bare / "info" / "grafts").write_text(f"{tip} {first}\n")
+        assert sizes(bare, log) == [4, 5, 6, 7]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
+import socket
 import ssl
 import subprocess
 import threading
@@ -411,6 +413,25 @@ class TestTls:
         context = ssl.create_default_context(cafile=str(certificate))
         with pytest.raises(SinkError, match="certificate is not trusted"):
             WebhookSink(Endpoint(f"https://127.0.0.1:{server.server_port}", tls=context)).deliver(log.published())
+
+    def test_a_handshake_that_never_ends(self, log: Log):
+        listener = socket.create_server(("127.0.0.1", 0))
+
+        def drip() -> None:
+            client, _ = listener.accept()
+            with contextlib.suppress(OSError):
+                client.sendall(b"\x16\x03\x03\x40\x00")  # a record of 16 kB, a byte now and then
+                for _ in range(100):
+                    client.sendall(b"\x02")
+                    time.sleep(0.05)
+
+        threading.Thread(target=drip, daemon=True).start()
+        started = time.monotonic()
+        with listener, pytest.raises(SinkError, match="timed out"):
+            WebhookSink(Endpoint(f"https://localhost:{listener.getsockname()[1]}", timeout=0.5)).deliver(
+                log.published()
+            )
+        assert time.monotonic() - started < 2
 
 
 class TestSettings:

@@ -69,8 +69,9 @@ class FolderSink:
             for _ in range(_TRIES):
                 with self._opened() as descriptor:
                     held = self._newest(descriptor, offered.checkpoint.origin)
-                if not follows(held, offered, self.name):  # asks the database: never under the lock
-                    return
+                    if not follows(held, offered, self.name):  # asks the database: never under the lock
+                        os.fsync(descriptor)  # its writer may have been ended before it could
+                        return
                 with self._locked(), self._opened() as descriptor:
                     if self._newest(descriptor, offered.checkpoint.origin) == held:
                         self._append(descriptor, offered.note)
@@ -89,6 +90,7 @@ class FolderSink:
         os.fsync(descriptor)
         if size == 0:
             _sync_folder(self._folder)
+            _sync_folder(self._folder.parent)
         self._look(descriptor)
 
     def _newest(self, descriptor: int, origin: str) -> Checkpoint | None:
@@ -99,18 +101,26 @@ class FolderSink:
         tail = os.pread(descriptor, size - start, start)
         if start:  # what stands at the start of the window may be the half of something
             tail = tail.partition(b"\n\n")[2]
-        found = self._last(notes_in(BytesIO(tail)), origin)
-        if found is None and start:
-            with open(self._file, "rb") as file:
-                found = self._last(notes_in(file), origin)
-        return found
+        for _, note, _ in reversed(list(notes_in(BytesIO(tail)))):
+            found = self._held(note, origin)
+            if found is not None:
+                return found
+        return self._last_of_all(origin) if start else None
 
-    def _last(self, notes: Iterator[tuple[int, bytes | None, str]], origin: str) -> Checkpoint | None:
+    def _last_of_all(self, origin: str) -> Checkpoint | None:
         last = None
-        for _, note, _ in notes:
-            with contextlib.suppress(NoteError):
-                last = open_checkpoint(note or b"", self._keys, origin=origin).checkpoint
+        with open(self._file, "rb") as file:
+            for _, note, _ in notes_in(file):
+                last = self._held(note, origin) or last
         return last
+
+    def _held(self, note: bytes | None, origin: str) -> Checkpoint | None:
+        """Return the checkpoint, if it is one of the log and signed by it."""
+        if note is None or not note.startswith(origin.encode() + b"\n"):
+            return None
+        with contextlib.suppress(NoteError):
+            return open_checkpoint(note, self._keys, origin=origin).checkpoint
+        return None
 
     def _look(self, descriptor: int) -> None:
         """Notice a file that is shorter than it was, or another one; said once, then it is written to as it is.

@@ -28,6 +28,7 @@ _TRIES = 5
 _GC_EVERY = 500
 _OVERRIDES = {
     "core.hooksPath": os.devnull,
+    "core.commitGraph": "false",  # a cache of who is whose parent, which an attacker may edit
     "core.fsync": "all",
     "core.fsyncMethod": "fsync",
     "gc.autoDetach": "false",
@@ -43,7 +44,8 @@ _IDENTITY = {
 
 def is_repository(path: Path) -> bool:
     """Return whether this folder is a git repository or the top of a work tree, by its files alone."""
-    return (path / ".git").exists() or ((path / "HEAD").is_file() and (path / "objects").is_dir())
+    bare = os.path.isfile(path / "HEAD") and os.path.isdir(path / "objects")
+    return bare or os.path.exists(path / ".git")
 
 
 class GitRepository:
@@ -74,7 +76,8 @@ class GitRepository:
             return done.stdout.decode("utf-8", "replace").strip()
         if failing_is_none:
             return None
-        said = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"])[0][:300]
+        silent = f"it was ended by signal {-done.returncode}" if done.returncode < 0 else "it gave no reason"
+        said = (done.stderr.decode("utf-8", "replace").strip().splitlines() or [silent])[0][:300]
         shown = "".join(char if char.isprintable() else "?" for char in said)  # it may quote what is in the repository
         raise StoreError(
             f"git {arguments[0]} failed in {self.path}: {shown}",
@@ -265,6 +268,7 @@ def _environment(path: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     own = {
         "GIT_CEILING_DIRECTORIES": os.path.realpath(path.parent),
+        "GIT_GRAFT_FILE": os.devnull,
         "GIT_NO_LAZY_FETCH": "1",
         "GIT_ALLOW_PROTOCOL": "none",
         "GIT_TERMINAL_PROMPT": "0",

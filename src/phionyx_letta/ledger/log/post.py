@@ -88,6 +88,9 @@ class Endpoint:
         watchdog.daemon = True
         watchdog.start()
         try:
+            connection.connect()
+            if cut.is_set():  # while it connected, when there was nothing to end yet
+                raise TimeoutError
             path = (self._path.rstrip("/") + below if below else self._path) or "/"
             connection.request("POST", path + self._query, body, {**self._headers, "Content-Type": content_type})
             response = connection.getresponse()
@@ -116,7 +119,20 @@ class Endpoint:
             return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
         if self._tls is None:
             self._tls = ssl.create_default_context()
-        return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout, context=self._tls)
+        return _TlsConnection(self._host, self._port, timeout=self._timeout, context=self._tls)
+
+
+class _TlsConnection(http.client.HTTPSConnection):
+    """Has its socket before the handshake begins, so that the watchdog can end that too."""
+
+    def __init__(self, host: str, port: int | None, *, timeout: float, context: ssl.SSLContext) -> None:
+        super().__init__(host, port, timeout=timeout, context=context)
+        self._tls = context
+
+    def connect(self) -> None:
+        http.client.HTTPConnection.connect(self)
+        self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host, do_handshake_on_connect=False)
+        self.sock.do_handshake()
 
 
 def _cut(connection: http.client.HTTPConnection, cut: threading.Event) -> None:

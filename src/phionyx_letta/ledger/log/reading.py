@@ -55,11 +55,12 @@ def read_checkpoints(
     """
     path = Path(source)
     found = False
-    file = path / FILE if path.is_dir() else path
+    folder = os.path.isdir(path)
+    file = path / FILE if folder else path
     if os.path.lexists(file):
         found = True
         yield from _records(_file_notes(file), public_keys, witnesses)
-    if path.is_dir() and is_repository(path):
+    if folder and is_repository(path):
         found = True
         yield from _records(GitRepository(path).notes(branch), public_keys, witnesses)
     if not found:
