@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import multiprocessing
@@ -11,6 +12,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from log_rig import ORIGIN, Log
 
 from phionyx_letta import Ed25519Signer, LedgerUnavailable, StoreError
@@ -264,7 +267,7 @@ def _write_many(folder: str, start: int, count: int) -> None:
 class TestUnderStress:
     def test_a_disk_that_fills_loses_nothing_and_goes_on_when_it_is_freed(self, log: Log, tmp_path: Path):
         context = multiprocessing.get_context("spawn")
-        for limit in (0, 1, 700, 1000, 1100, 1500):
+        for limit in (0, 1, 1000, 1500):
             folder = tmp_path / str(limit)
             results = context.Queue()
             process = context.Process(target=_write_until_full, args=(str(folder), limit, results))
@@ -291,6 +294,63 @@ class TestUnderStress:
         assert found == sorted(set(found))
         assert found[-1] == 100
         assert problems(tmp_path, log) == []
+
+    def test_a_reader_beside_a_writer_sees_only_whole_checkpoints_before_the_end(self, log: Log, tmp_path: Path):
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=_write_many, args=(str(tmp_path), 1, 60))
+        process.start()
+        looks = 0
+        while process.is_alive():
+            if (tmp_path / "checkpoints").exists():
+                records = list(read_checkpoints(tmp_path, log.keys))
+                assert all(one.signed for one in records[:-1])
+                looks += 1
+        assert process.exitcode == 0
+        assert looks > 3
+        assert sizes(tmp_path, log) == list(range(1, 241, 4))
+
+
+_NOTES = [Log(Ed25519Signer("11" * 32), size).published().note for size in (1, 2, 3)]
+_FILE = "".join(note + "\n" for note in _NOTES).encode()
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(_FILE)), st.integers(0, 40), st.one_of(st.binary(max_size=40), st.just(b"\n\n"))),
+        min_size=1,
+        max_size=5,
+    )
+)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_done_to_the_file_only_true_checkpoints_are_read(tmp_path: Path, edits) -> None:
+    """Bytes are cut out and put in anywhere: the reader never fails, and what it verifies was signed."""
+    data = _FILE
+    for place, cut, put in edits:
+        data = data[:place] + put + data[place + cut :]
+    file = tmp_path / "checkpoints"
+    file.write_bytes(data)
+    log = Log(Ed25519Signer("11" * 32), 4)
+    true = [one.signed.checkpoint for one in read_checkpoints(file, log.keys) if one.signed]
+    assert all(one.text in {log.published(size).checkpoint.text for size in (1, 2, 3)} for one in true)
+    FolderSink(tmp_path, log.keys).deliver(log.published())
+    assert file.read_bytes().startswith(data)
+    assert sizes(file, log)[-1] == 4
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 30)), min_size=1, max_size=25))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_offered_in_whatever_order_what_is_kept_is_one_history(tmp_path_factory, offers) -> None:
+    """A true log and one forked from it at the tenth leaf, both with the key: the folder keeps to whichever came first."""
+    folder = tmp_path_factory.mktemp("folder")
+    signer = Ed25519Signer("11" * 32)
+    logs = Log(signer, 30), Log(signer, 30, forked_at=10)
+    sink = FolderSink(folder, logs[0].keys)
+    for forked, size in offers:
+        with contextlib.suppress(SinkConflict):
+            sink.deliver(logs[forked].published(size))
+    kept = [one.signed.checkpoint for one in read_checkpoints(folder, logs[0].keys) if one.signed]
+    assert [one.size for one in kept] == sorted({one.size for one in kept})
+    assert any(all(one.root == log.tree.root(one.size) for one in kept) for log in logs)
 
 
 class TestPlaces:

@@ -119,20 +119,7 @@ class Endpoint:
             return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
         if self._tls is None:
             self._tls = ssl.create_default_context()
-        return _TlsConnection(self._host, self._port, timeout=self._timeout, context=self._tls)
-
-
-class _TlsConnection(http.client.HTTPSConnection):
-    """Has its socket before the handshake begins, so that the watchdog can end that too."""
-
-    def __init__(self, host: str, port: int | None, *, timeout: float, context: ssl.SSLContext) -> None:
-        super().__init__(host, port, timeout=timeout, context=context)
-        self._tls = context
-
-    def connect(self) -> None:
-        http.client.HTTPConnection.connect(self)
-        self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host, do_handshake_on_connect=False)
-        self.sock.do_handshake()
+        return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout, context=self._tls)
 
 
 def _cut(connection: http.client.HTTPConnection, cut: threading.Event) -> None:
