@@ -9,13 +9,18 @@ __all__ = [
     "EvidenceRefused",
     "InvalidMutation",
     "LedgerUnavailable",
+    "NoteError",
     "PhionyxError",
+    "ProofError",
     "SettingsError",
     "SigningKeyError",
+    "SinkConflict",
+    "SinkError",
     "StaleHeadError",
     "StoreError",
     "TornStoreError",
     "UnsupportedLetta",
+    "UntrustedNote",
 ]
 
 
@@ -59,6 +64,26 @@ class TornStoreError(StoreError):
 
 class LedgerUnavailable(StoreError):
     """The ledger cannot be reached, is full, or did not answer in time."""
+
+
+class ProofError(PhionyxError, ValueError):
+    """No proof can be made: a size or an index the log does not have, or hashes that are not hashes."""
+
+
+class NoteError(PhionyxError, ValueError):
+    """A signed note, a checkpoint or a key in their formats is malformed; the message says where."""
+
+
+class UntrustedNote(NoteError):
+    """A well-formed note that no trusted key signed, or with a wrong signature in a trusted key's name."""
+
+
+class SinkError(PhionyxError):
+    """A sink did not take a checkpoint; it is offered again."""
+
+
+class SinkConflict(SinkError):
+    """What a sink holds cannot be the past of the log: the log went back, was forked, or the sink was changed."""
 
 
 class EvidenceRefused(PhionyxError):
