@@ -41,6 +41,22 @@ class Settings(BaseSettings):
     poll_ms: int = Field(default=100, ge=5, le=60_000, description="How often the sealer looks for new rows, ms.")
     batch: int = Field(default=500, ge=1, le=1000, description="Most envelopes sealed in one transaction.")
     sealer: bool = Field(default=True, description="Run a sealer in this process.")
+    sinks: str = Field(
+        default="",
+        description="Where checkpoints go, separated by spaces: folder:/path, git:/path, https://…, witness:https://…#key.",
+    )
+    sink_header: str | None = Field(
+        default=None, repr=False, description="A header for webhooks and witnesses, as `Authorization: Bearer …`."
+    )
+    log_origin: str | None = Field(
+        default=None, description="Name of the log in checkpoints. Default: phionyx-letta/<key id>."
+    )
+    checkpoint_every: int = Field(
+        default=1, ge=1, description="Sign a checkpoint when the log grew by so many envelopes, at the end of a batch."
+    )
+    checkpoint_seconds: float | None = Field(
+        default=None, gt=0, description="Sign one at the latest so long after the log grew, s."
+    )
     baseline: Literal["auto", "off"] = Field(
         default="auto", description="Record blocks older than the plugin at start."
     )

@@ -7,11 +7,11 @@ on SQLite), so that no chain forks and the sealing order has no holes. Readers t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Select, create_engine, event, func, select
+from sqlalchemy import Connection, Select, create_engine, event, func, select, update
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -19,7 +19,10 @@ from phionyx_letta import __version__
 from phionyx_letta.envelope import GENESIS_HASH, MemoryMutationContext, build_memory_envelope
 from phionyx_letta.errors import LedgerUnavailable
 from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.bulk import upsert_rows
+from phionyx_letta.ledger.tree import sql_nodes
 from phionyx_letta.ledger.writer import LedgerWriter
+from phionyx_letta.merkle import consistency_proof
 from phionyx_letta.signing import Signer
 
 #: Of the whole ledger; any 64-bit number does, as long as nobody else in the database uses it ("phionyx" in ASCII).
@@ -196,6 +199,27 @@ class SqlLedger:
         query = select(tables.outbox.c.id).where(tables.outbox.c.refused.is_(None)).limit(1)
         with self._reported(), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             return connection.execute(query).first() is not None
+
+    def consistency_proof(self, old: int, new: int) -> list[bytes]:
+        """The proof that the log of ``old`` envelopes begins that of ``new`` ones.
+
+        Raises:
+            ProofError: the log has no such sizes.
+        """
+        with self._reported(), self.engine.connect() as connection:
+            return consistency_proof(sql_nodes(connection), old, new)
+
+    def tell_sinks(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Write how the sinks of checkpoints stand, for `doctor`."""
+        with self._reported(), self.engine.begin() as connection:
+            upsert_rows(connection, tables.sink, "name", rows)
+
+    def keep_cosigned(self, origin: str, note: str, cosigned: str) -> None:
+        """Keep a checkpoint with a witness's cosignatures, if it is still the newest."""
+        column = tables.checkpoint.c
+        newest = (column.origin == origin) & (column.note == note)
+        with self._reported(), self.engine.begin() as connection:
+            connection.execute(update(tables.checkpoint).where(newest).values(note=cosigned))
 
     def find(self, reference: str) -> list[Any]:
         """The envelopes whose hash starts with ``reference`` (``envelope://`` and ``sha256:`` may be left out)."""

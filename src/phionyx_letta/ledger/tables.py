@@ -5,7 +5,20 @@ They are kept out of Letta's own metadata, so that neither Letta's migrations no
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Identity, Index, Integer, MetaData, String, Table, Text, func
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    func,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.types import DateTime
@@ -37,6 +50,7 @@ envelope = Table(
     Column(
         "body", Text, nullable=False, comment="the envelope, canonical JSON; every other column can be rebuilt from it"
     ),
+    Column("leaf", LargeBinary, nullable=False, comment="hash of the body as a leaf of the log"),
     Index("phionyx_envelope_chain", "trace_id", "position", unique=True),
     Index("phionyx_envelope_block", "block_id", "seq"),
     Index("phionyx_envelope_run", "trace_id", "run_id"),
@@ -67,6 +81,41 @@ block = Table(
     Column(
         "mac", String, comment="HMAC-SHA256 over the other columns, keyed from the signing key; null from the library"
     ),
+)
+
+log = Table(
+    "phionyx_log",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False, comment="1: there is one row"),
+    Column("size", BigInteger, nullable=False, comment="how many leaves the log has"),
+    Column("frontier", Text, nullable=False, comment="hashes of its complete subtrees from the left, hex"),
+    Column("key_id", String, comment="the key the MAC is derived from"),
+    Column("mac", String, comment="HMAC-SHA256 over the other columns; null from a library without a key"),
+)
+
+log_node = Table(
+    "phionyx_log_node",
+    metadata,
+    Column("level", Integer, primary_key=True, autoincrement=False, comment="of a complete subtree of 2**level leaves"),
+    Column("place", BigInteger, primary_key=True, autoincrement=False, comment="its number in its level, from 0"),
+    Column("hash", LargeBinary, nullable=False),
+)
+
+checkpoint = Table(
+    "phionyx_checkpoint",
+    metadata,
+    Column("origin", String, primary_key=True, comment="name of the log"),
+    Column("size", BigInteger, nullable=False),
+    Column("note", Text, nullable=False, comment="the newest signed checkpoint (C2SP)"),
+    Column("at", String, nullable=False, comment="when it was signed, by the sealer's clock"),
+)
+
+sink = Table(
+    "phionyx_sink",
+    metadata,
+    Column("name", String, primary_key=True, comment="key id and sink"),
+    Column("seen_at", String, nullable=False),
+    Column("info", Text, nullable=False, comment="JSON: what `doctor` shows; written by the sealer, not authenticated"),
 )
 
 outbox = Table(

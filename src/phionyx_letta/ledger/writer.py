@@ -19,6 +19,7 @@ from phionyx_letta.envelope import CONTENT_UNKNOWN, GENESIS_HASH, DraftEnvelope,
 from phionyx_letta.errors import InvalidMutation, SigningKeyError, StaleHeadError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, insert_rows, upsert_rows
+from phionyx_letta.ledger.tree import LogWriter
 from phionyx_letta.signing import Signer
 
 _STATE_PURPOSE = "phionyx-letta/block-state/v1"
@@ -68,6 +69,7 @@ class LedgerWriter:
         self._drafts: list[tuple[dict[str, Any], DraftEnvelope]] = []
         last = connection.execute(select(func.max(tables.envelope.c.seq))).scalar()
         self._next_seq: int = 0 if last is None else last + 1
+        self.log = LogWriter(connection, signer, self._next_seq)
 
     def load_blocks(self, block_ids: Iterable[str]) -> None:
         """Read the states of these blocks in one statement."""
@@ -241,6 +243,8 @@ class LedgerWriter:
             return 0
         for row, draft in self._drafts:  # in a burst: in turn with JSON each finds the processor's cache cold
             row["body"] = draft.line(self._signer.sign(draft.current))  # type: ignore[union-attr]
+        for row, leaf in zip(self._rows, self.log.append([row["body"] for row in self._rows]), strict=True):
+            row["leaf"] = leaf
         insert_rows(self._connection, tables.envelope, self._rows)
         upsert_rows(
             self._connection,
@@ -258,6 +262,7 @@ class LedgerWriter:
             "block_id",
             [self._block_row(block_id) for block_id in sorted(self._changed_blocks)],
         )
+        self.log.flush()
         written = len(self._rows)
         self._rows, self._drafts = [], []
         self._changed_chains.clear()

@@ -30,6 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from phionyx_letta import __version__
+from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.diff import MemoryDiff
 from phionyx_letta.envelope import (
     CONTENT_UNKNOWN,
@@ -42,6 +43,7 @@ from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, finite
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.ledger.tree import LogWriter, stored_size
 from phionyx_letta.ledger.writer import BlockState, LedgerWriter
 from phionyx_letta.plugin.outbox import authentic, open_payload
 from phionyx_letta.plugin.runtime import PluginKey, logger
@@ -65,6 +67,19 @@ class SealReport:
     refusals: list[str] = field(default_factory=list)
     more: bool = False
     """The batch was full: there may be more to seal."""
+    checkpoint: tuple[Checkpoint, str] | None = None
+    """The newest that was signed, and its note."""
+
+
+@dataclass(frozen=True)
+class CheckpointPolicy:
+    """When a checkpoint of the log is signed; always in the transaction of a batch, or in one of its own."""
+
+    origin: str
+    every: int = 1
+    """Envelopes."""
+    seconds: float | None = None
+    """The longest a grown log goes without one."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +93,15 @@ class _Candidate:
 class Sealer:
     """Seals what one key can authenticate. Holds no state of the ledger between two passes."""
 
-    def __init__(self, ledger: SqlLedger, key: PluginKey, *, batch: int = 500) -> None:
-        """Seal into ``ledger`` with ``key``, at most ``batch`` rows in a transaction."""
+    def __init__(
+        self, ledger: SqlLedger, key: PluginKey, *, batch: int = 500, checkpoints: CheckpointPolicy | None = None
+    ) -> None:
+        """Seal into ``ledger`` with ``key``, at most ``batch`` rows in a transaction; no checkpoints by default."""
+        self._policy = checkpoints
+        self._signed_size: int | None = None  # of the log in its newest checkpoint; None: not asked yet
+        self._grown_since: float | None = None  # when the log outgrew it
+        self._went_back = False  # it was seen shorter than in a checkpoint: signing on would fork it
+        self._log: LogWriter | None = None  # the log's end after what this batch wrote
         self._ledger = ledger
         self._key = key
         self._batch = batch
@@ -88,7 +110,8 @@ class Sealer:
 
     def due(self) -> bool:
         """Whether refused rows are to be looked at, though nothing else may wait."""
-        return self._refused_after is not None or time.monotonic() - self._refused_looked_at >= REFUSED_INTERVAL
+        looking = self._refused_after is not None or time.monotonic() - self._refused_looked_at >= REFUSED_INTERVAL
+        return looking or self._overdue()
 
     def seal_pending(self) -> SealReport:
         """Seal until nothing is left that this key can seal, or another sealer is at work."""
@@ -98,6 +121,7 @@ class Sealer:
             total.sealed += report.sealed
             total.refused += report.refused
             total.refusals += report.refusals
+            total.checkpoint = report.checkpoint or total.checkpoint
             total.waiting, total.busy = report.waiting, report.busy
             if not report.more or report.waiting:
                 return total
@@ -108,6 +132,7 @@ class Sealer:
         Raises:
             LedgerUnavailable: the database does not answer; nothing was changed.
         """
+        self._log = None
         with self._ledger.writing(wait=False) as connection:
             if connection is None:
                 return SealReport(busy=True)
@@ -115,7 +140,54 @@ class Sealer:
             again = self._refused_rows(connection)
             report = self._seal(connection, sorted([*again, *rows], key=lambda row: row.id))
             report.more = more or self._refused_after is not None
-            return report
+            report.checkpoint = self._checkpoint(connection)
+        if report.checkpoint is not None:
+            self._signed_size, self._grown_since = report.checkpoint[0].size, None
+        return report
+
+    def sign_last(self) -> tuple[Checkpoint, str] | None:
+        """Sign a checkpoint of all that is sealed, if the newest does not cover it: at the end of the process.
+
+        Raises:
+            LedgerUnavailable: the database does not answer.
+        """
+        if self._policy is None:
+            return None
+        with self._ledger.writing() as connection:
+            assert connection is not None
+            return self._issued(connection, LedgerWriter(connection, self._key.signer).log, self._policy, every=1)
+
+    def _overdue(self) -> bool:
+        seconds, since = self._policy.seconds if self._policy else None, self._grown_since
+        return seconds is not None and since is not None and time.monotonic() - since >= seconds
+
+    def _checkpoint(self, connection: Connection) -> tuple[Checkpoint, str] | None:
+        """Sign the log as this transaction leaves it, where that is due."""
+        overdue = self._overdue()
+        if self._policy is None or (self._log is None and not overdue):
+            return None
+        log = self._log or LedgerWriter(connection, self._key.signer).log
+        signed = self._issued(connection, log, self._policy, every=1 if overdue else self._policy.every)
+        if signed is None and self._grown_since is None:
+            self._grown_since = time.monotonic()
+        return signed
+
+    def _issued(
+        self, connection: Connection, log: LogWriter, policy: CheckpointPolicy, *, every: int
+    ) -> tuple[Checkpoint, str] | None:
+        if self._signed_size is None:
+            self._signed_size = stored_size(connection, policy.origin)
+        if log.size < self._signed_size and not self._went_back:
+            self._went_back = True
+            logger.error(
+                "phionyx-letta: the log had %s envelopes in its last checkpoint and has %s now: the database was set back, or "
+                "envelopes were removed. No checkpoint is signed until that is resolved: `phionyx-letta verify` says more",
+                self._signed_size,
+                log.size,
+            )
+        if self._went_back or log.size < max(self._signed_size, 0) + every:
+            return None
+        return log.issue(self._key.signer, policy.origin)
 
     def _rows(self, connection: Connection, *, refused_after: int | None = None) -> tuple[Sequence[Any], bool]:
         """The next rows in the order of their ids, as many as a batch may hold, and whether there may be more.
@@ -245,6 +317,7 @@ class Sealer:
         for candidate in candidates:
             self._add(writer, candidate)
         written = writer.flush()
+        self._log = writer.log
         rows = [candidate.row for candidate in candidates]
         connection.execute(delete(tables.outbox).where(among(connection, tables.outbox.c.id, [row.id for row in rows])))
         for row in rows:

@@ -16,18 +16,29 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import IO
 
+from phionyx_letta.checkpoint import Checkpoint
+from phionyx_letta.errors import PhionyxError
+from phionyx_letta.ledger.log.keeper import SinkKeeper
+from phionyx_letta.ledger.log.opening import open_sinks
+from phionyx_letta.ledger.log.sink import Published
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.ledger.tree import default_origin, stored_checkpoint
+from phionyx_letta.notes import parse_note
 from phionyx_letta.plugin.baseline import record_baseline
 from phionyx_letta.plugin.runtime import PluginKey, load_key, logger
-from phionyx_letta.plugin.sealer import Sealer
+from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
 from phionyx_letta.settings import Settings, load_settings
 
 #: Wait after a failure, and between looks for blocks without a record while some are left, s.
 _RETRY = 1.0
 #: How long a worker waits for its sealer at the end, s; the rows it leaves are sealed at the next start.
 _FAREWELL = 5.0
+#: How often the standing of the sinks is written for `doctor`, s.
+_TELL = 5.0
 
 
 class SealingProcess:
@@ -87,16 +98,92 @@ def seal_until(stop: threading.Event, ledger: SqlLedger, key: PluginKey, setting
     Raises:
         LedgerUnavailable: the database does not answer; nothing is lost, call again.
     """
-    sealer = Sealer(ledger, key, batch=settings.batch)
+    policy = checkpoint_policy(key, settings)
+    sealer = Sealer(ledger, key, batch=settings.batch, checkpoints=policy)
+    sinks = _Sinks(ledger, key, settings, policy)
+    try:
+        _seal(stop, sealer, ledger, key, settings, sinks)
+        sinks.publish(sealer.sign_last())
+    finally:
+        sinks.close()
+
+
+def checkpoint_policy(key: PluginKey, settings: Settings) -> CheckpointPolicy | None:
+    """When this key signs checkpoints; None for a key that cannot, which is not one of Ed25519."""
+    if key.signer.algorithm != "ed25519":
+        return None
+    origin = settings.log_origin or default_origin(str(key.signer.key_id))
+    return CheckpointPolicy(origin, settings.checkpoint_every, settings.checkpoint_seconds)
+
+
+class _Sinks:
+    """Where this process brings checkpoints, and how they stand, written where `doctor` can read it."""
+
+    def __init__(self, ledger: SqlLedger, key: PluginKey, settings: Settings, policy: CheckpointPolicy | None) -> None:
+        self._ledger = ledger
+        self._key_id = key.outbox.key_id
+        self._told = 0.0
+        sinks = []
+        if policy is not None and settings.sinks:
+            try:
+                public = [key.signer.public_key_hex]  # type: ignore[attr-defined]
+                sinks = open_sinks(settings.sinks, public, header=settings.sink_header)
+            except PhionyxError as error:
+                logger.error("phionyx-letta: checkpoints go nowhere: %s", error)
+        self._keeper = SinkKeeper(sinks, cosigned=self._cosigned)
+        if policy is not None and sinks:
+            with ledger.engine.connect() as connection:
+                note = stored_checkpoint(connection, policy.origin)
+            if note is not None:
+                self.publish((Checkpoint.parse(parse_note(note).text), note))
+
+    def publish(self, signed: tuple[Checkpoint, str] | None) -> None:
+        """Offer a checkpoint to every sink."""
+        if signed is not None:
+            self._keeper.publish(Published(*signed, self._ledger.consistency_proof))
+
+    def tell(self) -> None:
+        """Write how the sinks stand, every few seconds."""
+        if time.monotonic() - self._told < _TELL or not self._keeper.states():
+            return
+        self._told = time.monotonic()
+        self._write()
+
+    def close(self) -> None:
+        """Deliver what waits."""
+        self._keeper.close(_FAREWELL / 2)
+        with contextlib.suppress(PhionyxError):
+            self._write()
+
+    def _write(self) -> None:
+        rows = [
+            {
+                "name": f"{self._key_id} {state.name}",
+                "seen_at": datetime.now(UTC).isoformat(),
+                "info": json.dumps(asdict(state)),
+            }
+            for state in self._keeper.states()
+        ]
+        self._ledger.tell_sinks(rows)
+
+    def _cosigned(self, published: Published, note: str) -> None:
+        """Keep a witness's cosignatures beside the checkpoint they are about."""
+        self._ledger.keep_cosigned(published.checkpoint.origin, published.note, note)
+
+
+def _seal(
+    stop: threading.Event, sealer: Sealer, ledger: SqlLedger, key: PluginKey, settings: Settings, sinks: _Sinks
+) -> None:
     baseline_at = None if settings.baseline == "off" else 0.0
     while not stop.is_set():
         if baseline_at is not None and time.monotonic() >= baseline_at:
             left = record_baseline(ledger, key.outbox, f"baseline:{os.getpid()}")
             baseline_at = time.monotonic() + (0 if left > 1 else _RETRY) if left else None
         if sealer.due() or ledger.has_pending():
-            sealer.seal_pending()
+            sinks.publish(sealer.seal_pending().checkpoint)
+        sinks.tell()
         stop.wait(settings.poll_ms / 1000)
-    sealer.seal_pending()
+    sinks.publish(sealer.seal_pending().checkpoint)
 
 
 def main() -> None:
