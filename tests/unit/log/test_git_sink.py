@@ -282,6 +282,10 @@ class TestPlaces:
         with pytest.raises(StoreError, match=f"has no branch {BRANCH}"):
             list(read_checkpoints(bare, log.keys))
 
+    def test_a_folder_sink_in_a_work_tree_without_the_branch(self, worktree: Path, log: Log):
+        (worktree / "checkpoints").write_text(log.published().note)
+        assert sizes(worktree, log) == [3]
+
     def test_a_branch_that_is_checked_out(self, worktree: Path, log: Log):
         git(worktree, "checkout", "-q", "-b", BRANCH)
         with pytest.raises(SinkError, match="is checked out in a work tree"):
