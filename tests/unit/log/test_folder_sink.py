@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ from log_rig import ORIGIN, Log
 
 from phionyx_letta import Ed25519Signer, LedgerUnavailable, StoreError
 from phionyx_letta.errors import ProofError, SinkConflict, SinkError, UntrustedNote
+from phionyx_letta.ledger.log import sink as sink_module
 from phionyx_letta.ledger.log.folder import FolderSink
 from phionyx_letta.ledger.log.reading import read_checkpoints
 from phionyx_letta.ledger.log.sink import Published
@@ -81,17 +83,19 @@ class TestAppending:
             for origin, size in zip((ORIGIN, other.origin), pair, strict=True)
         ]
 
-    def test_only_the_end_of_a_long_file_is_read(self, sink: FolderSink, log: Log, file: Path, mocker):
-        first = log.published(1)
-        sink.deliver(first)
-        with file.open("a") as out:
-            out.write((first.note + "\n") * 2_000)
-        assert file.stat().st_size > 300_000
-        whole, checked = mocker.spy(FolderSink, "_last_of_all"), mocker.spy(FolderSink, "_held")
-        sink.deliver(log.published())
-        assert whole.call_count == 0
-        assert checked.call_count == 2  # before the lock and under it
-        assert sizes(file, log)[-1] == 3
+    def test_of_a_long_file_little_is_verified_and_nothing_is_read_twice(
+        self, sink: FolderSink, log: Log, file: Path, mocker
+    ):
+        file.parent.mkdir()
+        log.grow(2_000)
+        file.write_text("".join(log.published(size).note + "\n" for size in range(1, 2_001)))
+        verified = mocker.spy(sink_module, "open_checkpoint")
+        sink.deliver(log.published(2_001))
+        assert verified.call_count == 2  # the largest of each thousand
+        parsed = mocker.spy(sink_module, "_claimed")
+        sink.deliver(log.published(2_002))
+        assert parsed.call_count < 1_000
+        assert sizes(file, log)[-3:] == [2_000, 2_001, 2_002]
 
     def test_its_own_is_found_before_a_long_stretch_of_others(
         self, sink: FolderSink, log: Log, file: Path, signer: Ed25519Signer
@@ -166,6 +170,37 @@ class TestConflicts:
             sink.deliver(log.grow().published())
         sink.deliver(log.published())
         assert sizes(file, log) == [4, 7]
+
+    def test_cutting_the_file_does_not_hide_a_database_that_was_set_back(self, sink: FolderSink, log: Log, file: Path):
+        for _ in range(3):
+            sink.deliver(log.grow().published())
+        os.truncate(file, len(log.published(4).note.encode()) + 1)
+        restored = Log(log.signer, 5)
+        for said in ("was cut or replaced", "holds a checkpoint of 6", "holds a checkpoint of 6"):
+            with pytest.raises(SinkConflict, match=said):
+                sink.deliver(restored.published())
+
+    @pytest.mark.parametrize("copies", [1, 500])
+    def test_an_old_checkpoint_put_in_again_does_not_hide_a_database_that_was_set_back(
+        self, sink: FolderSink, log: Log, file: Path, copies: int
+    ):
+        log.grow(10)
+        for size in (4, 13):
+            sink.deliver(log.published(size))
+        with file.open("a") as out:
+            out.write((log.published(4).note + "\n") * copies)
+        for one in (sink, FolderSink(file.parent, log.keys)):
+            with pytest.raises(SinkConflict, match="holds a checkpoint of 13"):
+                one.deliver(Log(log.signer, 5).published())
+
+    def test_forged_giants_do_not_hide_what_is_held(self, sink: FolderSink, log: Log, file: Path):
+        sink.deliver(log.grow(10).published())
+        thief = Log(Ed25519Signer("55" * 32), 50)
+        with file.open("a") as out:
+            out.write("".join(thief.published(size).note + "\n" for size in range(20, 50)))
+        for one in (sink, FolderSink(file.parent, log.keys)):
+            with pytest.raises(SinkConflict, match="holds a checkpoint of 13"):
+                one.deliver(Log(log.signer, 5).published())
 
     @pytest.mark.parametrize("how", ["removed", "replaced"])
     def test_a_file_that_was_replaced_is_named_once(self, sink: FolderSink, log: Log, file: Path, how: str):
@@ -369,6 +404,18 @@ class TestPlaces:
         with pytest.raises(SinkError, match="symbolic link"):
             FolderSink(folder, log.keys).deliver(log.published())
         assert target.read_text() == "kept"
+
+    def test_a_lock_that_somebody_keeps_is_not_waited_for_for_ever(
+        self, sink: FolderSink, log: Log, file: Path, mocker
+    ):
+        mocker.patch("phionyx_letta.ledger.log.folder._LOCK_SECONDS", 0.2)
+        sink.deliver(log.published())
+        with (file.parent / ".checkpoints.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with pytest.raises(SinkError, match="locked by another process"):
+                sink.deliver(log.grow().published())
+        sink.deliver(log.published())
+        assert sizes(file, log) == [3, 4]
 
     def test_a_pipe_is_not_waited_for(self, log: Log, tmp_path: Path):
         os.mkfifo(tmp_path / "checkpoints")

@@ -211,6 +211,27 @@ class TestConflicts:
         with pytest.raises(SinkConflict, match="was set back or replaced"):
             sink.deliver(log.grow().published())
 
+    def test_an_old_checkpoint_committed_again_does_not_hide_a_database_that_was_set_back(self, bare: Path, log: Log):
+        sink = GitSink(bare, log.keys)
+        log.grow(10)
+        for size in (4, 13):
+            sink.deliver(log.published(size))
+        tree = git(bare, "rev-parse", f"{BRANCH}~1^{{tree}}")
+        again = git(bare, "commit-tree", tree, "-p", BRANCH, "-m", "x")
+        git(bare, "update-ref", f"refs/heads/{BRANCH}", again)
+        for one in (sink, GitSink(bare, log.keys)):
+            with pytest.raises(SinkConflict, match="holds a checkpoint of 13"):
+                one.deliver(Log(log.signer, 5).published())
+
+    def test_setting_the_branch_back_does_not_hide_it_either(self, bare: Path, log: Log):
+        sink = GitSink(bare, log.keys)
+        for _ in range(3):
+            sink.deliver(log.grow().published())
+        git(bare, "update-ref", f"refs/heads/{BRANCH}", f"{BRANCH}~2")
+        for said in ("was set back or replaced", "holds a checkpoint of 6", "holds a checkpoint of 6"):
+            with pytest.raises(SinkConflict, match=said):
+                sink.deliver(Log(log.signer, 5).published())
+
     def test_commits_of_others_are_named_and_do_not_count(self, bare: Path, log: Log):
         sink = GitSink(bare, log.keys)
         sink.deliver(log.published())
@@ -260,6 +281,10 @@ class TestPlaces:
     def test_no_branch(self, bare: Path, log: Log):
         with pytest.raises(StoreError, match=f"has no branch {BRANCH}"):
             list(read_checkpoints(bare, log.keys))
+
+    def test_a_folder_sink_in_a_work_tree_without_the_branch(self, worktree: Path, log: Log):
+        (worktree / "checkpoints").write_text(log.published().note)
+        assert sizes(worktree, log) == [3]
 
     def test_a_branch_that_is_checked_out(self, worktree: Path, log: Log):
         git(worktree, "checkout", "-q", "-b", BRANCH)

@@ -315,7 +315,14 @@ class TestServersThatMisbehave:
         assert "gave no answer: timed out" in said
 
     @pytest.mark.parametrize(
-        "before", [b"", b"HTTP/1.1 200 OK\r\nX-A: ", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"]
+        "before",
+        [
+            b"",
+            b"HTTP/1.1 200 OK\r\nX-A: ",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n",
+            b"HTTP/1.0 200 OK\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1000\r\n\r\n",
+        ],
     )
     def test_one_that_sends_a_byte_now_and_then(self, log: Log, before: bytes):
         def drip(handler: BaseHTTPRequestHandler, _body: bytes) -> None:

@@ -11,14 +11,16 @@ import errno
 import logging
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
-from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
-from phionyx_letta.checkpoint import Checkpoint, open_checkpoint
-from phionyx_letta.errors import NoteError, SinkConflict, SinkError
+from phionyx_letta.checkpoint import Checkpoint
+from phionyx_letta.errors import SinkConflict, SinkError
 from phionyx_letta.ledger.log.paragraphs import FILE, notes_in
-from phionyx_letta.ledger.log.sink import Published, follows
+from phionyx_letta.ledger.log.sink import Published, follows, largest
+from phionyx_letta.notes import MAX_BYTES
 
 try:
     import fcntl
@@ -28,7 +30,9 @@ except ImportError:  # pragma: no cover - Windows
 __all__ = ["FolderSink"]
 
 _LOCK = f".{FILE}.lock"
-_TAIL_BYTES = 65_536
+_LOCK_SECONDS = 5.0
+_AGAIN_BYTES = 8_192  # read again, in case that the end was half-written when it was read first
+_BUFFER = 262_144
 _TRIES = 5
 
 _log = logging.getLogger("phionyx_letta")
@@ -55,30 +59,37 @@ class FolderSink:
         self._file = self._folder / FILE
         self._keys = tuple(public_keys)
         self._seen: tuple[int, int, int] | None = None  # device, inode and size of the file when last looked at
+        self._read: dict[str, tuple[int, Checkpoint | None]] = {}  # by origin: how far, and the largest until there
+        self._known: dict[str, Checkpoint] = {}  # the largest it ever had, even if it was cut since
         self.name = f"folder {self._folder}"
 
     def deliver(self, offered: Published, /) -> None:
         """Append the checkpoint, unless the file has one that it leads to; it is durable on return.
 
         Raises:
-            SinkConflict: the file's newest checkpoint and the log do not agree, or the file was cut or replaced.
+            SinkConflict: the file's largest checkpoint and the log do not agree, or the file was cut or replaced.
             SinkError: it cannot be written.
         """
+        origin = offered.checkpoint.origin
         with self._translated():
             self._folder.mkdir(parents=True, exist_ok=True)
             for _ in range(_TRIES):
-                with self._opened() as descriptor:
-                    held = self._newest(descriptor, offered.checkpoint.origin)
-                    if not follows(held, offered, self.name):  # asks the database: never under the lock
-                        os.fsync(descriptor)  # its writer may have been ended before it could
+                with self._opened() as file:
+                    held = self._largest(file, origin)
+                    if self._known.get(origin) != held:
+                        follows(self._known.get(origin), offered, self.name)
+                    if not follows(held, offered, self.name):  # asks the database, so not under the lock
+                        os.fsync(file)  # its writer may have been ended before it could
                         return
-                with self._locked(), self._opened() as descriptor:
-                    if self._newest(descriptor, offered.checkpoint.origin) == held:
-                        self._append(descriptor, offered.note)
+                with self._locked(), self._opened() as file:
+                    if self._largest(file, origin) == held:
+                        self._append(file, offered.note)
+                        self._known[origin] = offered.checkpoint
                         return
         raise SinkError(f"{self.name} is busy: other sealers keep writing to it", "it is tried again")
 
-    def _append(self, descriptor: int, note: str) -> None:
+    def _append(self, file: BinaryIO, note: str) -> None:
+        descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
         end = os.pread(descriptor, 2, max(0, size - 2))
         gap = b"" if size == 0 or end == b"\n\n" else b"\n" if end.endswith(b"\n") else b"\n\n"
@@ -93,34 +104,20 @@ class FolderSink:
             _sync_folder(self._folder.parent)
         self._look(descriptor)
 
-    def _newest(self, descriptor: int, origin: str) -> Checkpoint | None:
-        """Return the last checkpoint of the log in the file; only its end is read, as a rule."""
-        self._look(descriptor)
-        size = os.fstat(descriptor).st_size
-        start = max(0, size - _TAIL_BYTES)
-        tail = os.pread(descriptor, size - start, start)
-        if start:  # what stands at the start of the window may be the half of something
-            tail = tail.partition(b"\n\n")[2]
-        for _, note, _ in reversed(list(notes_in(BytesIO(tail)))):
-            found = self._held(note, origin)
-            if found is not None:
-                return found
-        return self._last_of_all(origin) if start else None
-
-    def _last_of_all(self, origin: str) -> Checkpoint | None:
-        last = None
-        with open(self._file, "rb") as file:
-            for _, note, _ in notes_in(file):
-                last = self._held(note, origin) or last
-        return last
-
-    def _held(self, note: bytes | None, origin: str) -> Checkpoint | None:
-        """Return the checkpoint, if it is one of the log and signed by it."""
-        if note is None or not note.startswith(origin.encode() + b"\n"):
-            return None
-        with contextlib.suppress(NoteError):
-            return open_checkpoint(note, self._keys, origin=origin).checkpoint
-        return None
+    def _largest(self, file: BinaryIO, origin: str) -> Checkpoint | None:
+        """Return the file's largest checkpoint of the log; what was read before is not read again."""
+        self._look(file.fileno())
+        read, held = self._read.get(origin, (0, None))
+        start = max(0, read - _AGAIN_BYTES)
+        file.seek(start)
+        if start:  # the half of something may stand here
+            while file.readline(MAX_BYTES) not in (b"\n", b""):
+                continue
+        held = largest((note for _, note, _ in notes_in(file)), origin, self._keys, held)
+        self._read[origin] = file.tell(), held
+        if held is not None and (origin not in self._known or held.size > self._known[origin].size):
+            self._known[origin] = held
+        return held
 
     def _look(self, descriptor: int) -> None:
         """Notice a file that is shorter than it was, or another one; said once, then it is written to as it is.
@@ -131,27 +128,25 @@ class FolderSink:
         status = os.fstat(descriptor)
         seen, self._seen = self._seen, (status.st_dev, status.st_ino, status.st_size)
         if seen is not None and (seen[:2] != self._seen[:2] or status.st_size < seen[2]):
+            self._read.clear()
             raise SinkConflict(
                 f"{self._file} was cut or replaced since it was last written", "compare it with another copy"
             )
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[int]:
+    def _opened(self) -> Iterator[BinaryIO]:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(self._file, flags, 0o644)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        with open(os.open(self._file, flags, 0o644), "rb", buffering=_BUFFER) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise SinkError(f"{self._file} is not a file", "choose another folder")
-            yield descriptor
-        finally:
-            os.close(descriptor)
+            yield file
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(self._folder / _LOCK, flags, 0o644)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _wait_for(lock, self.name)
             yield
         finally:
             os.close(lock)
@@ -169,6 +164,22 @@ class FolderSink:
             raise SinkError(
                 f"{where} cannot be written: {error.strerror}", "choose a folder the server's user may write"
             ) from error
+
+
+def _wait_for(lock: int, name: str) -> None:
+    """Take the lock, but not wait for ever: whoever can open the file could hold it."""
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise SinkError(
+                    f"{name} is locked by another process", "find out who holds it: it is tried again"
+                ) from None
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

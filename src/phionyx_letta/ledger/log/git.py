@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from phionyx_letta.checkpoint import Checkpoint, open_checkpoint
-from phionyx_letta.errors import NoteError, SinkConflict, SinkError, StoreError
-from phionyx_letta.ledger.log.sink import Published, follows
+from phionyx_letta.checkpoint import Checkpoint
+from phionyx_letta.errors import SinkConflict, SinkError, StoreError
+from phionyx_letta.ledger.log.sink import Published, follows, largest
 from phionyx_letta.notes import MAX_BYTES
 
 __all__ = ["BRANCH", "GitRepository", "GitSink", "is_repository"]
@@ -95,8 +95,12 @@ class GitRepository:
         self.run("rev-parse", "--git-dir")
         return self.run("rev-parse", "--verify", "--quiet", f"refs/heads/{branch}^{{commit}}", failing_is_none=True)
 
-    def notes(self, branch: str, *, newest_first: bool = False) -> Generator[tuple[str, bytes | None, str], None, None]:
+    def notes(self, branch: str, *, after: str | None = None) -> Iterator[tuple[str, bytes | None, str]]:
         """Yield (commit, note, "") or (commit, None, why) for each commit of the branch, oldest first, reading as it goes.
+
+        Args:
+            branch: its name.
+            after: a commit; only what came after it.
 
         Raises:
             StoreError: the repository or the branch is not there.
@@ -104,9 +108,9 @@ class GitRepository:
         tip = self.tip(branch)
         if tip is None:
             raise StoreError(f"{self.path} has no branch {branch}", "name the branch the checkpoints are on")
-        order = [] if newest_first else ["--reverse"]
+        known = [f"^{after}"] if after else []
         with contextlib.ExitStack() as stack:
-            commits = stack.enter_context(self._started("rev-list", "--first-parent", *order, tip))
+            commits = stack.enter_context(self._started("rev-list", "--first-parent", "--reverse", tip, *known))
             objects = stack.enter_context(self._started("cat-file", "--batch"))
             assert commits.stdout is not None
             for line in commits.stdout:
@@ -191,6 +195,10 @@ class GitSink:
         self._branch = branch
         self._seen: str | None = None
         self._made = 0
+        self._read: dict[
+            str, tuple[str, Checkpoint | None]
+        ] = {}  # by origin: up to which commit, and the largest until there
+        self._known: dict[str, Checkpoint] = {}  # the largest it ever had, even if it was set back since
         self.interval = interval
         self.name = f"git repository {self._repository.path}"
 
@@ -198,16 +206,20 @@ class GitSink:
         """Commit the checkpoint, unless the branch has one that it leads to; it is durable on return.
 
         Raises:
-            SinkConflict: the branch's newest checkpoint and the log do not agree, or the branch was set back.
+            SinkConflict: the branch's largest checkpoint and the log do not agree, or the branch was set back.
             SinkError: it cannot be committed.
         """
+        origin = offered.checkpoint.origin
         try:
             for _ in range(_TRIES):
                 tip = self._checked_tip()
-                held = self._newest(offered.checkpoint.origin) if tip else None
+                held = self._largest(origin, tip) if tip else None
+                if self._known.get(origin) != held:
+                    follows(self._known.get(origin), offered, self.name)
                 if not follows(held, offered, self.name):
                     return
                 if self._commit(offered, tip):
+                    self._known[origin] = offered.checkpoint
                     return
         except StoreError as error:
             raise SinkError(error.message, error.remedy) from error
@@ -223,6 +235,7 @@ class GitSink:
             and seen != tip
             and (not tip or run("merge-base", "--is-ancestor", seen, tip, failing_is_none=True) is None)
         ):
+            self._read.clear()
             raise SinkConflict(
                 f"the branch {self._branch} of {self._repository.path} was set back or replaced",
                 f"compare it with another copy; it ended in {seen}",
@@ -234,12 +247,16 @@ class GitSink:
             )
         return tip
 
-    def _newest(self, origin: str) -> Checkpoint | None:
-        with contextlib.closing(self._repository.notes(self._branch, newest_first=True)) as notes:
-            for _, note, _ in notes:
-                with contextlib.suppress(NoteError):
-                    return open_checkpoint(note or b"", self._keys, origin=origin).checkpoint
-        return None
+    def _largest(self, origin: str, tip: str) -> Checkpoint | None:
+        """Return the branch's largest checkpoint of the log; what was read before is not read again."""
+        read, held = self._read.get(origin, (None, None))
+        if read != tip:
+            notes = self._repository.notes(self._branch, after=read)
+            held = largest((note for _, note, _ in notes), origin, self._keys, held)
+            self._read[origin] = tip, held
+        if held is not None and (origin not in self._known or held.size > self._known[origin].size):
+            self._known[origin] = held
+        return held
 
     def _commit(self, offered: Published, tip: str | None) -> bool:
         """Return False where another process moved the branch meanwhile."""

@@ -7,12 +7,14 @@ or a header may be a secret.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import re
 import socket
 import ssl
 import threading
+import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -82,15 +84,15 @@ class Endpoint:
         Raises:
             SinkError: no whole answer came within the timeout, or it is too long, or it is a redirect.
         """
+        end = time.monotonic() + self._timeout
         connection = self._connection()
         cut = threading.Event()
-        watchdog = threading.Timer(self._timeout, _cut, (connection, cut))
-        watchdog.daemon = True
-        watchdog.start()
+        watchdog: threading.Timer | None = None
         try:
-            connection.connect()
-            if cut.is_set():  # while it connected, when there was nothing to end yet
-                raise TimeoutError
+            connection.connect()  # with its TLS handshake ends in time by itself
+            watchdog = threading.Timer(max(0.0, end - time.monotonic()), _cut, (connection.sock, cut))
+            watchdog.daemon = True
+            watchdog.start()
             path = (self._path.rstrip("/") + below if below else self._path) or "/"
             connection.request("POST", path + self._query, body, {**self._headers, "Content-Type": content_type})
             response = connection.getresponse()
@@ -103,7 +105,8 @@ class Endpoint:
             reason = "timed out" if cut.is_set() else _reason(error)
             raise SinkError(f"{self.name} gave no answer: {reason}", "it is tried again") from error
         finally:
-            watchdog.cancel()
+            if watchdog is not None:
+                watchdog.cancel()
             connection.close()
         if len(answer.body) > MAX_ANSWER:
             raise SinkError(f"{self.name} gave an answer of more than {MAX_ANSWER} bytes", "check what runs there")
@@ -122,15 +125,11 @@ class Endpoint:
         return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout, context=self._tls)
 
 
-def _cut(connection: http.client.HTTPConnection, cut: threading.Event) -> None:
+def _cut(sock: socket.socket, cut: threading.Event) -> None:
     """End an exchange that takes too long: a server may send a byte now and then for ever."""
     cut.set()
-    sock = connection.sock
-    if sock is not None:
-        try:
-            sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _headers(header: str | None, name: str) -> dict[str, str]:

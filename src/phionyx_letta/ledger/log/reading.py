@@ -60,7 +60,7 @@ def read_checkpoints(
     if os.path.lexists(file):
         found = True
         yield from _records(_file_notes(file), public_keys, witnesses)
-    if folder and is_repository(path):
+    if folder and is_repository(path) and (not found or GitRepository(path).tip(branch)):
         found = True
         yield from _records(GitRepository(path).notes(branch), public_keys, witnesses)
     if not found:

@@ -6,15 +6,20 @@ went back is named when it is next sealed, not when somebody verifies it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
-from phionyx_letta.checkpoint import Checkpoint
-from phionyx_letta.errors import ProofError, SinkConflict
+from phionyx_letta.checkpoint import Checkpoint, open_checkpoint
+from phionyx_letta.errors import NoteError, ProofError, SinkConflict
 from phionyx_letta.merkle import verify_consistency
+from phionyx_letta.notes import parse_note
 
-__all__ = ["Published", "Sink", "follows"]
+__all__ = ["Published", "Sink", "follows", "largest"]
+
+_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
@@ -79,3 +84,29 @@ def follows(held: Checkpoint | None, offered: Published, name: str) -> bool:
             "the database was set back, the log was rewritten, or the sink was changed: verify the ledger against the sink",
         )
     return new is offered.checkpoint and old.size < new.size
+
+
+def largest(
+    notes: Iterable[bytes | None], origin: str, public_keys: Sequence[str], known: Checkpoint | None = None
+) -> Checkpoint | None:
+    """Return the largest checkpoint of the log among these notes and ``known``; unsigned ones and other logs' do not count.
+
+    The largest, not the last: whoever can add to a sink could add an old one again, and so hide that the log went back.
+    Of a thousand notes only the largest is verified, so that a long history is read in seconds.
+    """
+    left = iter(notes)
+    while some := list(islice(left, _AT_ONCE)):
+        found = [(point.size, note) for note in some if note and (point := _claimed(note, origin))]
+        for size, note in sorted(found, key=lambda one: one[0], reverse=True):
+            if known is not None and size <= known.size:
+                break
+            with contextlib.suppress(NoteError):
+                known = open_checkpoint(note, public_keys, origin=origin).checkpoint
+    return known
+
+
+def _claimed(note: bytes, origin: str) -> Checkpoint | None:
+    with contextlib.suppress(NoteError):
+        point = Checkpoint.parse(parse_note(note).text)
+        return point if point.origin == origin else None
+    return None
