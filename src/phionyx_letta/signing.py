@@ -241,6 +241,11 @@ class TrustedKeys:
         """The key ids, comma separated."""
         return ",".join(sorted({one.key_id for one in self._verifiers}))
 
+    @property
+    def public_keys(self) -> list[str]:
+        """Those of Ed25519, each as 64 hex digits."""
+        return [one.public_key_hex for one in self._verifiers if isinstance(one, Ed25519Verifier)]
+
     def verify(self, signed: str, signature: str) -> bool:
         """Return whether any trusted key made the signature."""
         for index, one in enumerate(self._verifiers):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from phionyx_letta.ledger.audit import AuditReport, Progress
+    from phionyx_letta.ledger.audit_log import Outside
     from phionyx_letta.signing import TrustedKeys
 
 __all__ = ["show_findings", "show_report", "show_verdict", "summary", "verify"]
@@ -44,7 +45,11 @@ _MEANING = {
         "failed": "signed by a key you did not give",
         "not_measured": "give --key",
     },
-    "checkpoint": {"not_measured": "a cut tail cannot be seen: no outside checkpoint"},
+    "checkpoint": {
+        "ok": "as far as the checkpoints kept outside reach, it is the log they are of",
+        "failed": "not the log that was signed and kept outside",
+        "not_measured": "a cut end cannot be seen without one: give --checkpoint",
+    },
     "block_linkage": {
         "ok": "each change starts where the last one ended",
         "failed": "a change between is not recorded",
@@ -67,6 +72,14 @@ def verify(
         ),
     ] = None,
     key: Keys = None,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="PATH",
+            help="Checkpoints kept outside the database: a file, a folder or a git repository. May be given several times.",
+        ),
+    ] = None,
     trace: Annotated[str | None, typer.Option("--trace", metavar="ID", help="Only this chain.")] = None,
     ledger: Ledger = None,
     as_json: Json = False,
@@ -78,28 +91,43 @@ def verify(
     if target and ledger:
         raise CommandError("both TARGET and --ledger were given", "give one of them")
     keys = trusted_keys(key)
+    if checkpoint and trace:
+        raise CommandError("a checkpoint covers the whole ledger, and --trace is one chain of it", "leave out --trace")
+    outside = _outside(checkpoint, keys) if checkpoint else None
     name = target or ledger_name(ledger)
     began = time.monotonic()
     with _progress(quiet=as_json) as progress:
-        report = _verified(name, keys, trace, progress)
+        report = _verified(name, keys, trace, outside, progress)
     result = {**report.to_dict(), "seconds": round(time.monotonic() - began, 3)}
     answer(result, as_json=as_json, show=lambda console: show_report(console, report))
     return _CODES[report.verdict]
 
 
-def _verified(name: str, keys: TrustedKeys | None, trace: str | None, progress: Progress) -> AuditReport:
+def _outside(sources: list[str], keys: TrustedKeys | None) -> Outside:
+    from phionyx_letta.ledger.audit_log import read_outside
+
+    public = keys.public_keys if keys else []
+    if not public:
+        raise CommandError("a checkpoint is checked with the log's public key", "give it with --key")
+    return read_outside(sources, public)
+
+
+def _verified(
+    name: str, keys: TrustedKeys | None, trace: str | None, outside: Outside | None, progress: Progress
+) -> AuditReport:
     path = Path(name)
     if "://" in name or (path.is_file() and is_sqlite(path)):
         from phionyx_letta.ledger.audit_sql import verify_ledger
 
         with open_database(name) as ledger:
-            report = verify_ledger(ledger, verifier=keys, trace_id=trace, progress=progress)
+            report = verify_ledger(ledger, verifier=keys, trace_id=trace, outside=outside, progress=progress)
             return _with_chain(report, trace)
     try:
         if path.is_dir():
+            _refuse_checkpoints(outside)
             return _folder(path, keys, trace)
         if path.is_file():
-            return _file(path, keys, trace, progress)
+            return _file(path, keys, trace, outside, progress)
     except OSError as error:
         raise CommandError(f"{name} cannot be read: {error.strerror}", "check its permissions") from None
     refuse_malformed_url(name)
@@ -130,13 +158,24 @@ def _trace_of(folder: Path) -> str:
     return next(name for name in FilesystemEnvelopeStore(folder.parent).traces() if folder_of(name) == folder.name)
 
 
-def _file(path: Path, keys: TrustedKeys | None, trace: str | None, progress: Progress) -> AuditReport:
+def _refuse_checkpoints(outside: Outside | None) -> None:
+    if outside is not None:
+        remedy = "verify the database, or a file with all its envelopes in sealing order (`phionyx-letta export`)"
+        raise CommandError("checkpoints cover a whole ledger in the order of its sealing, which this is not", remedy)
+
+
+def _file(
+    path: Path, keys: TrustedKeys | None, trace: str | None, outside: Outside | None, progress: Progress
+) -> AuditReport:
     from phionyx_letta._lines import parse_unique
     from phionyx_letta.ledger.audit import verify_envelope, verify_lines
+    from phionyx_letta.ledger.audit_log import LogAudit
 
     if path.name == _INDEX and _is_index(path):
+        _refuse_checkpoints(outside)
         return _folder(path.absolute().parent, keys, trace)
     if path.suffix == ".json":
+        _refuse_checkpoints(outside)
         try:
             content = parse_unique(path.read_bytes())
         except (ValueError, RecursionError):
@@ -147,7 +186,8 @@ def _file(path: Path, keys: TrustedKeys | None, trace: str | None, progress: Pro
             content = _unwrapped(content)  # what `show --json` prints
         return verify_envelope(content, verifier=keys)
     with path.open("rb") as lines:
-        return verify_lines(lines, verifier=keys, trace_id=trace, progress=progress)
+        log = None if outside is None else lambda audit: LogAudit(audit, outside)
+        return verify_lines(lines, verifier=keys, trace_id=trace, log=log, progress=progress)
 
 
 def _is_index(path: Path) -> bool:
@@ -209,6 +249,8 @@ def show_verdict(console: Console, report: AuditReport) -> None:
     if report.key_id:
         line.append(f", checked with {safe(report.key_id)}", "default")
     console.print(line)
+    if report.covered is not None:
+        console.print(f"checkpoints cover the first {_count(report.covered, 'envelope')} sealed", soft_wrap=True)
     if report.reason and not any(one.status == "failed" for one in report.findings):
         console.print(f"{_said(report.verdict)}{safe(report.reason)}", soft_wrap=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from phionyx_letta._lines import read_envelope
 from phionyx_letta._shape import find_fault, shown
@@ -28,6 +28,18 @@ _NONCE = re.compile("[0-9a-f]{32}")
 SEALED_TWICE = "one captured mutation was sealed twice: a row of the outbox was copied"
 Progress = Callable[[int], None]
 """Called now and then with the number of envelopes checked so far."""
+
+
+class LogFeed(Protocol):
+    """What compares the envelopes with the log's checkpoints; see `audit_log.LogAudit`."""
+
+    def feed(self, body: bytes, /) -> None:
+        """Take the next envelope."""
+        ...
+
+    def finish(self) -> None:
+        """Say what was found."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,8 @@ class AuditReport:
     dimensions: dict[str, str]
     findings: list[AuditFinding] = field(default_factory=list)
     findings_total: int = 0
+    covered: int | None = None
+    """How many envelopes, from the first sealed on, the newest agreeing checkpoint from outside covers."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -79,6 +93,8 @@ class Audit:
         self._found: list[AuditFinding] = []
         self._found_total = 0
         self._extra: dict[str, str] = {}
+        self.covered: int | None = None
+        self.needed = set(_NEEDED)
         self._nonces: set[int] | None = None if block_heads is not None else set()
 
     def chain(self, trace_id: str | None) -> ChainVerifier:
@@ -136,13 +152,20 @@ class Audit:
             values = (None if value is None else shown(value) for value in (expected, found))
             self._found.append(AuditFinding(trace_id, position, block_id, dimension, FAILED, message, *values))
 
+    def note(self, dimension: str, message: str) -> None:
+        """Record what could not be measured."""
+        self._found_total += 1
+        if len(self._found) < MAX_FINDINGS:
+            self._found.append(AuditFinding(None, None, None, dimension, NOT_MEASURED, message))
+
     def report(self) -> AuditReport:
         """Put everything together."""
         results = [(trace_id, chain.result()) for trace_id, chain in self._chains.items()]
         answers = [result["assurance"]["dimensions"] for _, result in results]
         dimensions = {name: _worst([answer[name] for answer in answers]) for name in DIMENSIONS}
         for name, status in self._extra.items():
-            dimensions[name] = _worst([status, dimensions[name]]) if name in dimensions else status
+            chains_alone = name in dimensions and name != "checkpoint"  # no chain can measure that
+            dimensions[name] = _worst([status, dimensions[name]]) if chains_alone else status
         findings = [AuditFinding(trace_id, **finding) for trace_id, result in results for finding in result["findings"]]
         findings = sorted([*findings, *self._found], key=lambda one: one.status != FAILED)
         verdict, reason = self._verdict(dimensions, findings, [result for _, result in results])
@@ -154,6 +177,7 @@ class Audit:
             key_id=getattr(self.verifier, "key_id", None),
             dimensions=dimensions,
             findings=findings[:MAX_FINDINGS],
+            covered=self.covered,
             findings_total=self._found_total + sum(result["findings_total"] for _, result in results),
         )
 
@@ -166,7 +190,9 @@ class Audit:
             return NOT_MEASURED, "there are no envelopes: nothing was checked"
         if self.verifier is None:
             return NOT_MEASURED, "no key was given: the hashes hold, but anyone could have written these envelopes"
-        if any(dimensions[name] != OK for name in _NEEDED):
+        if dimensions["checkpoint"] != OK and "checkpoint" in self.needed:
+            return NOT_MEASURED, "no checkpoint of a trusted key was found where it was looked for"
+        if any(dimensions[name] != OK for name in self.needed):
             return NOT_MEASURED, next(
                 (result["reason"] for result in results if result["reason"]), "not every signature was checked"
             )
@@ -186,13 +212,20 @@ def verify_store(store: EnvelopeStore, *, verifier: Verifier | None, trace_id: s
 
 
 def verify_lines(
-    lines: IO[bytes], *, verifier: Verifier | None, trace_id: str | None = None, progress: Progress | None = None
+    lines: IO[bytes],
+    *,
+    verifier: Verifier | None,
+    trace_id: str | None = None,
+    log: Callable[[Audit], LogFeed] | None = None,
+    progress: Progress | None = None,
 ) -> AuditReport:
     """Verify a file with one envelope a line; chains may be mixed, each is told by the trace id its envelopes carry.
 
-    With `trace_id` every line has to belong to that chain.
+    With `trace_id` every line has to belong to that chain. With `log` (as `LogAudit`), the file has to be a whole ledger in the
+    order of its sealing.
     """
     audit, linkage = Audit(verifier), _Linkage()
+    feed = log(audit) if log else None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -204,8 +237,12 @@ def verify_lines(
             continue
         audit.feed(trace_id if trace_id is not None else _named_trace(envelope), envelope, hashed=hashed)
         linkage.feed(envelope)
+        if feed:
+            feed.feed(line.rstrip(b"\r\n"))
         if progress and number % 1000 == 0:
             progress(audit.seen)
+    if feed:
+        feed.finish()
     return linkage.settled(audit.report())
 
 

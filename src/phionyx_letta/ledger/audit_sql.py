@@ -19,6 +19,7 @@ from phionyx_letta.envelope import CONTENT_UNKNOWN
 from phionyx_letta.errors import LedgerUnavailable
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.audit import SEALED_TWICE, Audit, AuditReport, Progress
+from phionyx_letta.ledger.audit_log import LogAudit, Outside
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.signing import Verifier
 from phionyx_letta.verification import BlockHead
@@ -30,7 +31,12 @@ _BATCH = 500
 
 
 def verify_ledger(
-    ledger: SqlLedger, *, verifier: Verifier | None, trace_id: str | None = None, progress: Progress | None = None
+    ledger: SqlLedger,
+    *,
+    verifier: Verifier | None,
+    trace_id: str | None = None,
+    outside: Outside | None = None,
+    progress: Progress | None = None,
 ) -> AuditReport:
     """Verify everything in a ledger, in sealing order and in one snapshot, or one chain of it.
 
@@ -38,6 +44,7 @@ def verify_ledger(
         ledger: open for reading.
         verifier: the trusted key or keys; without one nothing is valid.
         trace_id: only this chain; linkage with other chains' writes is then not measured, nor is the sealing order.
+        outside: checkpoints of the log, from outside the database; a whole ledger is compared with them.
         progress: called every few hundred envelopes with how many were checked.
 
     Raises:
@@ -45,8 +52,11 @@ def verify_ledger(
     """
     audit = Audit(verifier, block_heads={} if trace_id is None else None)
     audit.measured(DATABASE)
+    log = LogAudit(audit, outside) if outside is not None and trace_id is None else None
     with _snapshot(ledger) as connection:
-        last_of_block, unknown = _check_rows(audit, connection, trace_id, progress)
+        last_of_block, unknown = _check_rows(audit, connection, trace_id, log, progress)
+        if log is not None:
+            log.finish()
         _check_nonces(audit, connection)
         _check_heads(audit, connection, trace_id)
         if audit.block_heads is not None:
@@ -72,7 +82,7 @@ def _snapshot(ledger: SqlLedger) -> Iterator[Connection]:
 
 
 def _check_rows(
-    audit: Audit, connection: Connection, trace_id: str | None, progress: Progress | None
+    audit: Audit, connection: Connection, trace_id: str | None, log: LogAudit | None, progress: Progress | None
 ) -> tuple[dict[str, int], set[str]]:
     """Feed every envelope; return the sealing place of each block's last one, and the blocks whose content that one left open."""
     columns = tables.envelope.c
@@ -89,6 +99,8 @@ def _check_rows(
         envelope, hashed = _read(audit, row)
         _check_columns(audit, row, envelope)
         audit.feed(row.trace_id, envelope, hashed=hashed)
+        if log is not None:
+            log.feed(row.body if isinstance(row.body, str) else "")
         last_of_block[row.block_id] = row.seq
         (unknown.add if _content_unknown(envelope) else unknown.discard)(row.block_id)
         if progress and audit.seen % _BATCH == 0:

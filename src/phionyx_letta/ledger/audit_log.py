@@ -1,0 +1,110 @@
+"""Comparing a ledger with checkpoints of its log that were kept outside: what a chain alone cannot show.
+
+The tree is computed anew from the envelopes as they stand, and its root compared with every checkpoint on the way. So a cut
+end, a removed chain, a rewritten past and a database set back all show, whoever did it and whatever keys they had, as far as
+the newest checkpoint reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from phionyx_letta.ledger.audit import Audit
+from phionyx_letta.ledger.log.reading import CheckpointRecord, read_checkpoints
+from phionyx_letta.merkle import Frontier, leaf_hash
+
+__all__ = ["LogAudit", "Outside", "read_outside"]
+
+CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True)
+class Outside:
+    """The checkpoints that were found: (size, root, place), by size, and what was no checkpoint."""
+
+    checkpoints: list[tuple[int, bytes, str]]
+    problems: list[CheckpointRecord]
+
+
+def read_outside(sources: Iterable[str], public_keys: Sequence[str]) -> Outside:
+    """Read every source (a file, a folder, a git repository) and sort what is in them.
+
+    Raises:
+        StoreError: a source is not there or cannot be read.
+    """
+    found: dict[tuple[int, bytes], str] = {}
+    problems = []
+    for source in sources:
+        for record in read_checkpoints(source, public_keys):
+            if record.signed is None:
+                problems.append(record)
+            else:
+                point = record.signed.checkpoint
+                found.setdefault((point.size, point.root), record.place)
+    return Outside(sorted((size, root, place) for (size, root), place in found.items()), problems)
+
+
+class LogAudit:
+    """Takes the envelopes of a whole ledger, as stored, in sealing order."""
+
+    def __init__(self, audit: Audit, outside: Outside) -> None:
+        """Findings go to ``audit``, as its dimension `checkpoint`."""
+        self._audit = audit
+        audit.needed.add(CHECKPOINT)
+        self._outside = outside
+        self._next = 0  # place in the list of the checkpoint that comes next
+        self._tree = Frontier()
+        self._agreed: int | None = None  # size of the newest checkpoint that agreed
+        self._broken: tuple[int, str] | None = None  # size and place of the first that did not
+        self._disagreed = 0
+        self._compare()
+
+    def feed(self, body: str | bytes) -> None:
+        """Take the next envelope."""
+        data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+        self._tree.append(leaf_hash(data))
+        self._compare()
+
+    def _compare(self) -> None:
+        points = self._outside.checkpoints
+        while self._next < len(points) and points[self._next][0] == self._tree.size:
+            size, root, place = points[self._next]
+            self._next += 1
+            if self._tree.root() == root:
+                self._agreed = size
+            else:
+                self._disagreed += 1
+                self._broken = self._broken or (size, place)
+
+    def finish(self) -> None:
+        """Say what the checkpoints show."""
+        for record in self._outside.problems:
+            said = record.problem.message if record.problem else "it is no checkpoint"
+            self._audit.note(CHECKPOINT, f"{record.place}: {said}")
+        beyond = self._outside.checkpoints[self._next :]
+        if self._broken is not None:
+            self._say_rewritten(*self._broken)
+        if beyond:
+            self._say_cut(*beyond[-1])
+        if self._agreed is not None and not beyond and self._broken is None:
+            self._audit.measured(CHECKPOINT)
+        self._audit.covered = self._agreed
+
+    def _say_rewritten(self, size: int, place: str) -> None:
+        good = max((one[0] for one in self._outside.checkpoints if one[0] < size), default=0)
+        message = "what was sealed was rewritten, removed, inserted or moved: the log is not the one that was signed"
+        if self._agreed is not None and self._agreed >= size:
+            message = "two signed checkpoints contradict each other: the log was forked, by whoever had its key"
+        self._audit.fail(
+            CHECKPOINT,
+            f"{message} (envelopes {good} to {size - 1} in the sealing order)",
+            expected=f"the root signed at {size} envelopes ({place})",
+            found=f"another; {self._disagreed} checkpoints disagree",
+        )
+
+    def _say_cut(self, size: int, _root: bytes, place: str) -> None:
+        message = "the end is missing: envelopes were cut off, a chain was removed, or the database was set back to an older state"
+        self._audit.fail(
+            CHECKPOINT, message, expected=f"{size} envelopes at least ({place})", found=f"{self._tree.size} envelopes"
+        )
