@@ -1,0 +1,1 @@
+"""Living Memory: memory files and blocks that change by reviewed, signed, revertible patches."""

@@ -1,0 +1,18 @@
+"""Personal data and secrets: found by rules, redacted before anything is stored or sent.
+
+Formats, check digits and the words around a value decide; no model is loaded. What the rules catch and miss is measured
+in ``docs/pii.md``.
+"""
+
+from phionyx_letta.memory.pii.filter import DEFAULT_REGIONS, MemoryPIIFilter, PIIFilterResult
+from phionyx_letta.memory.pii.findings import KINDS, PLACEHOLDERS, Finding, PIIBackend
+
+__all__ = [
+    "DEFAULT_REGIONS",
+    "KINDS",
+    "PLACEHOLDERS",
+    "Finding",
+    "MemoryPIIFilter",
+    "PIIBackend",
+    "PIIFilterResult",
+]
