@@ -89,7 +89,7 @@ class InvalidPatch(PhionyxError, ValueError):
     """What was given is not a memory patch: a field is missing or has the wrong type."""
 
 
-class PatchNotFound(PhionyxError, LookupError):
+class PatchNotFound(PhionyxError, KeyError):
     """No patch, or more than one, has the id that was given."""
 
 
