@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import phonenumbers
 
 from phionyx_letta.memory.pii import rules
 from phionyx_letta.memory.pii.added import kept
@@ -16,7 +18,7 @@ DEFAULT_REGIONS: tuple[str, ...] = ("US", "GB", "DE", "FR", "TR", "IN", "JP", "B
 
 @dataclass
 class PIIFilterResult:
-    """What a filter found in one text (the seed's result, and how many of each kind)."""
+    """What a filter found in one text: the seed's fields, and in ``counts`` how many of each kind."""
 
     is_clean: bool
     original_content: str
@@ -48,41 +50,41 @@ class MemoryPIIFilter:
         backend: PIIBackend | None = None,
     ) -> None:
         """Keep the choices; nothing is loaded."""
-        self.kinds = frozenset(KINDS if detect is None else detect)
+        self.kinds = frozenset(KINDS if detect is None else [detect] if isinstance(detect, str) else detect)
         if unknown := self.kinds - set(KINDS):
             raise ValueError(f"unknown kind of personal data {sorted(unknown)}; choose from {', '.join(KINDS)}")
         self.redact = redact
-        self.regions = tuple(regions)
+        self.regions = tuple(region.upper() for region in ([regions] if isinstance(regions, str) else regions))
+        if strange := set(self.regions) - phonenumbers.SUPPORTED_REGIONS:
+            raise ValueError(f"unknown region {sorted(strange)}; use ISO 3166 codes such as US, GB, DE")
         self.backend = backend
 
     def filter_content(self, text: str) -> PIIFilterResult:
         """Find everything in `text` and, unless ``redact=False``, replace it."""
-        return self._result(text, self._find(text), self.redact)
+        return self._result(text, self.find(text), self.redact)
 
     def check(self, text: str) -> PIIFilterResult:
         """Find everything in `text` and change nothing."""
-        return self._result(text, self._find(text), redact=False)
+        return self._result(text, self.find(text), redact=False)
 
     def filter_new(self, before: str, after: str) -> PIIFilterResult:
-        """Filter what `after` has and `before` had not; a value on the border of both counts as new."""
-        findings = self._find(after)
+        """Filter what `after` has and `before` had not.
+
+        A value that lies whole in a stretch taken over from `before` is left alone; one that lies on the border of old
+        and new text is new.
+        """
+        findings = self.find(after)
         if findings:
-            kept_text = kept(before, after)
-            findings = [one for one in findings if not kept_text.covers(one.start, one.end)]
+            old = kept(before, after)
+            findings = [one for one in findings if not old.covers(one.start, one.end)]
         return self._result(after, findings, self.redact)
 
-    def _find(self, text: str) -> list[Finding]:
+    def find(self, text: str) -> list[Finding]:
+        """Return what is found in `text`, in order and without overlaps."""
         found = list(rules.find(text, self.kinds, self.regions))
         if self.backend is not None:
-            found += self.backend.find(text, self.kinds)
-        found.sort(key=lambda one: (one.start, -one.end))
-        kept: list[Finding] = []
-        for one in found:
-            if not kept or one.start >= kept[-1].end:
-                kept.append(one)
-            elif one.end > kept[-1].end:
-                kept[-1] = Finding(kept[-1].kind, kept[-1].start, one.end)
-        return kept
+            found += (one for one in self.backend.find(text, self.kinds) if one.kind in self.kinds)
+        return _without_overlaps(found)
 
     @staticmethod
     def _result(text: str, findings: list[Finding], redact: bool) -> PIIFilterResult:
@@ -91,7 +93,25 @@ class MemoryPIIFilter:
         for one in findings if redact else ():
             pieces += [text[at : one.start], PLACEHOLDERS[one.kind]]
             at = one.end
-        filtered = "".join([*pieces, text[at:]])
         return PIIFilterResult(
-            not findings, text, filtered, len(findings), [k for k in KINDS if counts[k]], dict(counts)
+            is_clean=not findings,
+            original_content=text,
+            filtered_content="".join([*pieces, text[at:]]),
+            redacted_count=len(findings),
+            redaction_types=[kind for kind in KINDS if counts[kind]],
+            counts=dict(counts),
         )
+
+
+def _without_overlaps(findings: Iterable[Finding]) -> list[Finding]:
+    """Join what overlaps; of the joined, the first given (the surest) names the kind."""
+    ranked = sorted(enumerate(findings), key=lambda item: item[1].start)
+    joined: list[tuple[int, Finding]] = []
+    for rank, one in ranked:
+        if joined and one.start < joined[-1][1].end:
+            best, last = joined[-1]
+            kind = one.kind if rank < best else last.kind
+            joined[-1] = (min(rank, best), Finding(kind, last.start, max(last.end, one.end)))
+        else:
+            joined.append((rank, one))
+    return [one for _, one in joined]

@@ -1,24 +1,39 @@
-"""The rules, one finder per kind."""
+"""The rules of all kinds together, over one view of the text."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 
+from phionyx_letta.memory.pii.emails import emails
 from phionyx_letta.memory.pii.findings import Finding
+from phionyx_letta.memory.pii.keys import api_keys, jwts, private_keys
+from phionyx_letta.memory.pii.numbers import cards, ibans, ip_addresses, social_security_numbers
+from phionyx_letta.memory.pii.passwords import named_secrets, passwords
+from phionyx_letta.memory.pii.phones import phones
+from phionyx_letta.memory.pii.view import view
 
-_SIMPLE = {
-    "email": re.compile(r"(?<![\w.+-])[\w.+'-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}"),
-    "phone": re.compile(r"(?<![\w.-])(?:\+?\d{1,3}[ -])?\(?\d{3}\)?[ .-]\d{3}[ .-]\d{4}(?![\w-])"),
-    "ssn": re.compile(r"(?<![\w-])\d{3}-\d{2}-\d{4}(?![\w-])"),
-    "credit_card": re.compile(r"(?<![\w-])\d{4}(?:[ -]?\d{4}){3}(?![\w-])"),
-    "ip_address": re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])"),
-    "api_key": re.compile(r"(?<![\w-])sk-[\w-]{20,200}"),
-}
+_Finder = Callable[[str], Iterator[Finding]]
+_FINDERS: tuple[tuple[str, _Finder], ...] = (
+    ("private_key", private_keys),
+    ("jwt", jwts),
+    ("password", passwords),
+    ("api_key", api_keys),
+    ("api_key", named_secrets),
+    ("email", emails),
+    ("iban", ibans),
+    ("credit_card", cards),
+    ("ssn", social_security_numbers),
+    ("ip_address", ip_addresses),
+)
 
 
-def find(text: str, kinds: frozenset[str], regions: tuple[str, ...]) -> Iterable[Finding]:
-    """Yield what the rules find in `text`."""
-    for kind in kinds & _SIMPLE.keys():
-        for match in _SIMPLE[kind].finditer(text):
-            yield Finding(kind, *match.span())
+def find(text: str, kinds: frozenset[str], regions: tuple[str, ...]) -> Iterator[Finding]:
+    """Yield what the rules find in `text`; findings of different kinds may overlap, surer kinds come first."""
+    seen = view(text)
+    for kind, finder in _FINDERS:
+        if kind in kinds:
+            for one in finder(seen.text):
+                yield Finding(one.kind, *seen.span(one.start, one.end))
+    if "phone" in kinds:
+        for one in phones(seen.text, regions):
+            yield Finding(one.kind, *seen.span(one.start, one.end))
