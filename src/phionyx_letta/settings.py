@@ -44,6 +44,12 @@ class Settings(BaseSettings):
     baseline: Literal["auto", "off"] = Field(
         default="auto", description="Record blocks older than the plugin at start."
     )
+    memory_paths: str | None = Field(
+        default=None, description="Managed memory files and globs of `phionyx-letta memory`, separated like PATH."
+    )
+    memory_secret: str | None = Field(
+        default=None, description="Secret that signs memory patches (HMAC-SHA256) where no signing key is set."
+    )
 
     @field_validator("on_error", mode="before")
     @classmethod
