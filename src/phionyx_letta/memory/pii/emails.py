@@ -37,6 +37,7 @@ _MAIL_WORDS = Cue(
 _SHELL = re.compile(
     r"(?<![\w-])(?:ssh|scp|sftp|rsync|mosh|ssh-copy-id|sshfs|git clone|git remote add \S{1,40})\s[^\n]{0,60}$"
 )
+_USERINFO = re.compile(r"://[^\s/@\"'<>]{0,128}:[^\s/\"'<>]{0,256}$")
 _SERVICE_USERS = frozenset({"git", "hg", "svn"})
 
 
@@ -72,8 +73,8 @@ def _is_address(text: str, found: re.Match[str], start: int) -> bool:
     after = text[found.end() : found.end() + 1]
     if local.lower() in _SERVICE_USERS or after == "(":
         return False  # git@github.com:owner/name.git; a method call on a matrix product
-    if found.start() >= 3 and text[found.start() - 3 : found.start()] == "://" and after == ":":
-        return False
+    if "://" in (before := text[max(0, start - 400) : start]) and _USERINFO.search(before):
+        return False  # the password of a URL and its host
     if _SHELL.search(text[max(0, start - 80) : start]):
         return False
     if tld.isascii() and not tld.startswith("xn--") and tld not in GENERIC_TLDS and tld not in COUNTRY_TLDS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from phionyx_letta.memory.pii.findings import Finding
 
@@ -122,18 +123,15 @@ _PREFIXED = (
     rf"AKCp{_B62}{{60,80}}",  # JFrog
     r"dt0[a-z]\d\d\.[A-Z0-9]{24}\.[A-Z0-9]{64}",  # Dynatrace
     rf"sk\.eyJ{_URL64}{{40,200}}\.{_URL64}{{20,40}}",  # Mapbox
-    rf"{_URL64}{{3}}8Q~{_URL64}{{31,34}}",  # Microsoft Entra client secrets (the third character before Q~ varies)
-    rf"{_URL64}{{3}}7Q~{_URL64}{{31,34}}",
+    r"[A-Za-z0-9_~.-]{3}\dQ~[A-Za-z0-9_~.-]{31,34}",  # Microsoft Entra client secrets
     rf"phx_{_B62}{{36,60}}",  # PostHog
-    rf"figd_{_URL64}{{36,60}}",
-    rf"ghv_{_B62}{{36}}",
     rf"v1\.0-{_HEX}{{24}}-{_HEX}{{146}}",  # Cloudflare origin CA
     rf"SCW{_B62}{{17}}(?!{_B62})",  # Scaleway
     rf"lk_{_B62}{{30,60}}",
     rf"ctx7sk-{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
 )
 # A token of such a key is long and unbroken, which most words of a text are not.
-_KEY = re.compile(rf"(?<![A-Za-z0-9])(?=[A-Za-z0-9:_.\-]{{15}}|1//0|FlyV1 )(?:{'|'.join(_PREFIXED)})")
+_KEY = re.compile(rf"(?<![A-Za-z0-9])(?=[A-Za-z0-9:_.~\-]{{15}}|1//0|FlyV1 )(?:{'|'.join(_PREFIXED)})")
 _HOOKS = re.compile(
     r"https://(?:hooks\.slack\.com/(?:services|workflows|triggers)/[A-Za-z0-9/_-]{20,200}"
     r"|(?:\w{1,10}\.)?discord(?:app)?\.com/api/(?:v\d{1,2}/)?webhooks/\d{15,22}/[\w-]{40,100}"
@@ -158,29 +156,33 @@ def api_keys(text: str) -> Iterator[Finding]:
         yield Finding("api_key", *found.span(found.lastindex or 0))
 
 
-_SEGMENT = re.compile(r"[A-Za-z0-9+/]{12,}")
+_SEGMENT = re.compile(r"[A-Za-z0-9+/]+")
 
 
 def _random(key: str) -> bool:
-    """Tell a key from words joined by hyphens or underscores and from a row of x's: a long segment with variety."""
-    for found in _SEGMENT.finditer(key):
-        segment = found[0]
-        if len(set(segment)) < 6:
-            continue
-        if any(c.isdigit() for c in segment):
-            return True
-        if len(segment) >= 16 and sum(c.isupper() for c in segment[1:]) >= 3 and any(c.islower() for c in segment):
-            return True
-    return False
+    """Tell a key from words joined by hyphens or underscores and from a row of x's: much of it is no word."""
+    mixed = "".join(segment for segment in _SEGMENT.findall(key) if is_scrambled(segment))
+    return len(mixed) >= 10 and len(set(mixed)) >= 6
 
 
-_JWT = re.compile(rf"(?<![A-Za-z0-9_-])eyJ{_URL64}{{8,4000}}+\.{_URL64}{{4,16000}}+(?:\.{_URL64}{{0,4000}}+){{1,3}}")
+def is_scrambled(word: str) -> bool:
+    """Whether `word` mixes letters with digits, or capitals with small letters as names do not."""
+    if len(word) < 4 or word.isdigit():
+        return False
+    if any(c.isdigit() for c in word):
+        return True
+    return sum(a.islower() != b.islower() for a, b in pairwise(word[1:])) >= 2
+
+
+_JWT = re.compile(rf"(?<![A-Za-z0-9_-])eyJ{_URL64}{{8,4000}}+(?P<rest>(?:\.{_URL64}{{0,16000}}+){{1,4}})")
 
 
 def jwts(text: str) -> Iterator[Finding]:
     """Yield JSON web tokens in compact form (RFC 7515, RFC 7516): a header that begins ``{"`` and two parts or more."""
     if "eyJ" in text:
         for found in _JWT.finditer(text):
+            if len(found["rest"]) < 12:
+                continue
             yield Finding("jwt", found.start(), found.end())
 
 

@@ -113,6 +113,7 @@ _IP_WORDS = Cue(
     r"connect|connected|vpn|dns|nameserver|proxy|firewall|listen|endpoint|adresi|adresse",
     r"versions?|ver|v|releases?|released|builds?|schema|rev|revision|upgrade[ds]?|upgrading|downgraded?|bump(?:ed|s)?|firmware|"
     r"driver|installs?|installed|requires?|pip|npm|apt|package|section|chapter|clause|oid|figure|table|rule|patch|sürüm|"
+    r"python|java|node|ruby|php|openssl|lib\w+|django|postgres|mysql|nginx|ubuntu|debian|macos|ios|android|safari|edge|"
     r"chrome|firefox|windows|kernel|tag|tagged|changelog|sdk|jdk|dll|assembly",
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import phonenumbers
@@ -14,6 +14,10 @@ from phionyx_letta.memory.pii.words import OTHER_NUMBERS, Cue
 # A run of 7 to 17 digits with single separators (or a bracket and a space) between them.
 _NUMBER = re.compile(r"(?<![\w.+\-/#$€£])(?:\(?\+ ?|\()?\d(?:[ ./()\-]{0,3}\d){5,17}(?![\w]|[-.,:/]\d|[./]\w|%)")
 _EXTENSION = re.compile(r" ?(?:x|ext\.?|extension|#|dahili|durchwahl)[ .:]?\d{1,6}(?!\w)", re.IGNORECASE)
+_UNIT = re.compile(
+    r" ?(?:[kMGT]i?[Bb]|ms|us|ns|px|km|kg|m|cm|mm|users?|rows?|times|bytes|tokens|items|steps|lines|people|usd|eur|tl|dollars|euros)"
+    r"(?!\w)"
+)
 _PHONE_WORDS = Cue(
     r"phones?|telephones?|tels?|tél|téléphone|telefon\w{0,4}|telefono|teléfono|tlf|telefax|fax|call|calls|called|calling|"
     r"cell|cellphone|cellular|mobiles?|mob|handy|cep|gsm|whatsapp|signal|viber|telegram|sms|texts?|texted|texting|ring|"
@@ -30,19 +34,22 @@ _BRAZIL = re.compile(r"\(\d\d\) ?9?\d{4}-\d{4}$")
 def phones(text: str, regions: tuple[str, ...]) -> Iterator[Finding]:
     """Yield telephone numbers: international ones anywhere, national ones of `regions` by form or by the words around."""
     for found in _NUMBER.finditer(text):
-        written = found[0].rstrip(" ./(-")
-        end = found.start() + len(written)
+        start, written = found.start(), found[0]
+        if written.startswith("(") and ")" not in written:
+            start, written = start + 1, written[1:]
         if written.count("(") != written.count(")"):
             continue
-        if _is_phone(text, found.start(), end, written, regions):
-            extension = _EXTENSION.match(text, end)
-            yield Finding("phone", found.start(), extension.end() if extension else end)
+        if _is_phone(text, start, found.end(), written, regions):
+            extension = _EXTENSION.match(text, found.end())
+            yield Finding("phone", start, extension.end() if extension else found.end())
 
 
 def _is_phone(text: str, start: int, end: int, written: str, regions: tuple[str, ...]) -> bool:
     digits = "".join(c for c in written if c.isdigit())
     groups = re.findall(r"\d+", written)
     if _dotted_quad(written) or len(digits) < 7:
+        return False
+    if _UNIT.match(text, end):
         return False
     cue = _PHONE_WORDS.says(text, start, end)
     if "+" in written:
@@ -101,18 +108,17 @@ def _date(groups: list[str], written: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _parsed(number: str, region: str | None) -> phonenumbers.PhoneNumber | None:
-    try:
-        return phonenumbers.parse(number, region)
-    except phonenumbers.NumberParseException:
-        return None
-
-
 def _valid(number: str, region: str | None) -> bool:
-    parsed = _parsed(number, region)
-    return parsed is not None and phonenumbers.is_valid_number(parsed)
+    return _holds(phonenumbers.is_valid_number, number, region)
 
 
+@lru_cache(maxsize=4096)
 def _possible(number: str, region: str | None) -> bool:
-    parsed = _parsed(number, region)
-    return parsed is not None and phonenumbers.is_possible_number(parsed)
+    return _holds(phonenumbers.is_possible_number, number, region)
+
+
+def _holds(predicate: Callable[[phonenumbers.PhoneNumber], bool], number: str, region: str | None) -> bool:
+    try:
+        return predicate(phonenumbers.parse(number, region))
+    except phonenumbers.NumberParseException:
+        return False
