@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -28,7 +28,12 @@ class RawProposal(BaseModel):
     section: str | None = Field(default=None, max_length=200)
     file_path: str | None = Field(default=None, max_length=1000)
     rationale: str = Field(default="", max_length=2000)
-    evidence: list[str] = Field(default_factory=list, max_length=20)
+    evidence: list[Annotated[str, Field(max_length=4000)]] = Field(default_factory=list, max_length=20)
+
+    @field_validator("fact_key", "category", "section", "file_path")
+    @classmethod
+    def _on_one_line(cls, value: str | None) -> str | None:
+        return " ".join(value.split()) if value else None if value == "" else value
 
     @field_validator("evidence", mode="before")
     @classmethod

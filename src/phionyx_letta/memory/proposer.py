@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from phionyx_letta.memory.answers import MalformedAnswer, RawProposal, read_answ
 from phionyx_letta.memory.evidence import Evidence, Witness
 from phionyx_letta.memory.pii import MemoryPIIFilter
 from phionyx_letta.memory.prompting import PART_CHARS, build_prompt, build_repair_prompt, show_files, split_messages
-from phionyx_letta.memory.transcript import Message
+from phionyx_letta.memory.transcript import UNKNOWN, Message
 from phionyx_letta.memory.trust import distrust
 
 __all__ = ["Dropped", "Evidence", "Proposal", "ProposalReport", "collect_proposals"]
@@ -29,7 +30,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Proposal:
-    """One fact to remember. All its text is free of personal data; ``untrusted`` is the reason not to apply it unseen."""
+    """One fact to remember, its text free of personal data.
+
+    ``untrusted`` is the reason not to apply it unseen, None without one; ``redactions`` counts, per kind, what was
+    replaced in the model's answer.
+    """
 
     fact_key: str
     category: str | None
@@ -39,6 +44,7 @@ class Proposal:
     rationale: str
     evidence: tuple[Evidence, ...]
     untrusted: str | None
+    redactions: dict[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ async def collect_proposals(
         files: path -> text of the memory files, as context for the model.
         pii: applied to all that is sent to the model and to all that it answers.
         require_evidence: False keeps proposals without found evidence, and only where the transcript names no speaker
-            at all and so has no message to quote (the peers' tests do this); such proposals carry no evidence.
+            at all and so has no message to quote (the peers' tests do this); such quotes have the index -1.
         part_chars: most characters of transcript in one prompt.
         attempts: how often a part is asked for before giving up.
         backoff: seconds before the second attempt; doubled for each further one.
@@ -90,12 +96,14 @@ async def collect_proposals(
     witness = Witness(messages, pii)
     parts = split_messages(witness.redacted, part_chars)
     report = ProposalReport(parts=len(parts), seen=seen)
+    weighing = _Weighing(witness, files, pii, require_evidence, report)
     for part in parts:
         prompt = build_prompt(part, shown)
         accepted, rejected = await _ask(proposer, prompt, attempts, backoff)
-        report.dropped += [Dropped(reason, pii.filter_content(key).filtered_content) for reason, key in rejected]
+        for reason, fact_key in rejected:
+            weighing.drop(reason, fact_key)
         for raw in accepted:
-            _weigh(raw, witness, files, pii, require_evidence, report)
+            weighing.take(raw)
     return report
 
 
@@ -133,35 +141,52 @@ async def _generate(proposer: Any, prompt: str) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def _weigh(
-    raw: RawProposal,
-    witness: Witness,
-    files: Mapping[str, str],
-    pii: MemoryPIIFilter,
-    require_evidence: bool,
-    report: ProposalReport,
-) -> None:
-    """Take `raw` into the report, as a proposal or as dropped."""
+class _Weighing:
+    """Takes raw proposals into a report, cleaned and judged, or drops them."""
 
-    def clean(text: str) -> str:
-        return pii.filter_content(text).filtered_content
+    def __init__(
+        self, witness: Witness, files: Mapping[str, str], pii: MemoryPIIFilter, strict: bool, report: ProposalReport
+    ) -> None:
+        self._witness = witness
+        self._files = files
+        self._pii = pii
+        self._strict = strict or witness.labelled
+        self._report = report
 
-    evidence = witness.find_all(raw.evidence)
-    if not evidence and (require_evidence or witness.labelled):
-        report.dropped.append(Dropped("its evidence is not in the transcript", clean(raw.fact_key)))
-        return
-    path = (
-        raw.file_path if raw.file_path in files or not raw.file_path or clean(raw.file_path) == raw.file_path else None
-    )
-    report.proposals.append(
-        Proposal(
+    def drop(self, reason: str, fact_key: str) -> None:
+        _log.info("proposal dropped: %s", reason)
+        self._report.dropped.append(Dropped(reason, self._pii.filter_content(fact_key).filtered_content))
+
+    def take(self, raw: RawProposal) -> None:
+        counts: Counter[str] = Counter()
+
+        def clean(text: str) -> str:
+            result = self._pii.filter_content(text)
+            counts.update(result.counts)
+            return result.filtered_content
+
+        evidence = self._witness.find_all(raw.evidence)
+        if not evidence and not self._strict:
+            evidence = tuple(Evidence(clean(quote), -1, UNKNOWN, None) for quote in raw.evidence)
+        elif not evidence:
+            self.drop("its evidence is not in the transcript", raw.fact_key)
+            return
+        proposal = Proposal(
             fact_key=clean(raw.fact_key),
             category=clean(raw.category) if raw.category else None,
             content=clean(raw.content),
             section=clean(raw.section) if raw.section else None,
-            file_path=path,
+            file_path=self._path(raw.file_path),
             rationale=clean(raw.rationale),
             evidence=evidence,
-            untrusted=distrust(raw, evidence, witness),
+            untrusted=distrust(raw, evidence, self._witness),
+            redactions=dict(counts),
         )
-    )
+        if proposal not in self._report.proposals:  # the parts of a long message overlap
+            self._report.proposals.append(proposal)
+
+    def _path(self, path: str | None) -> str | None:
+        """A path of a file that was given, or one without personal data; else none, and the category decides."""
+        if not path or path in self._files or self._pii.check(path).is_clean:
+            return path or None
+        return None
