@@ -13,6 +13,35 @@ _FENCED = re.compile(r"```[a-zA-Z]*\s*\n(.*?)\n?```", re.DOTALL)
 MOST_PROPOSALS = 100
 
 
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_PROPOSAL = {
+    "fact_key": {"type": "string"},
+    "category": _TEXT_OR_NULL,
+    "content": {"type": "string"},
+    "section": _TEXT_OR_NULL,
+    "file_path": _TEXT_OR_NULL,
+    "rationale": {"type": "string"},
+    "evidence": {"type": "array", "items": {"type": "string"}},
+}
+#: Our answer's form, in the strict subset that endpoints accept as structured output.
+ANSWER_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "proposals": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": _PROPOSAL,
+                "required": [*_PROPOSAL],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["proposals"],
+    "additionalProperties": False,
+}
+
+
 class MalformedAnswer(ValueError):
     """The answer is not the JSON that was asked for; the text says what is wrong, without quoting it."""
 
@@ -33,7 +62,7 @@ class RawProposal(BaseModel):
     @field_validator("fact_key", "category", "section", "file_path")
     @classmethod
     def _on_one_line(cls, value: str | None) -> str | None:
-        return " ".join(value.split()) if value else None if value == "" else value
+        return " ".join(value.split()) or None if value else None
 
     @field_validator("evidence", mode="before")
     @classmethod

@@ -4,11 +4,10 @@ Formats, check digits and the words around a value decide; no model is loaded. W
 in ``docs/pii.md``.
 """
 
-from phionyx_letta.memory.pii.filter import DEFAULT_REGIONS, MemoryPIIFilter, PIIFilterResult
+from phionyx_letta.memory.pii.filter import MemoryPIIFilter, PIIFilterResult
 from phionyx_letta.memory.pii.findings import KINDS, PLACEHOLDERS, Finding, PIIBackend
 
 __all__ = [
-    "DEFAULT_REGIONS",
     "KINDS",
     "PLACEHOLDERS",
     "Finding",

@@ -11,9 +11,7 @@ import phonenumbers
 from phionyx_letta.memory.pii import rules
 from phionyx_letta.memory.pii.added import kept
 from phionyx_letta.memory.pii.findings import KINDS, PLACEHOLDERS, Finding, PIIBackend
-
-#: Countries whose national telephone formats are understood; numbers with a + need none.
-DEFAULT_REGIONS: tuple[str, ...] = ("US", "GB", "DE", "FR", "TR", "IN", "JP", "BR")
+from phionyx_letta.settings import load_settings
 
 
 @dataclass
@@ -34,7 +32,8 @@ class MemoryPIIFilter:
     Args:
         detect: the kinds to look for (see ``KINDS``); all by default.
         redact: False to report only and leave every text as it is.
-        regions: ISO 3166 codes of the countries whose national telephone formats count.
+        regions: ISO 3166 codes of the countries whose national telephone formats are recognised (numbers with a + need
+            none); default: ``PHIONYX_LETTA_PII_REGIONS``.
         backend: a further source of findings, asked beside the rules.
 
     Raises:
@@ -46,7 +45,7 @@ class MemoryPIIFilter:
         detect: Sequence[str] | None = None,
         *,
         redact: bool = True,
-        regions: Sequence[str] = DEFAULT_REGIONS,
+        regions: Sequence[str] | None = None,
         backend: PIIBackend | None = None,
     ) -> None:
         """Keep the choices; nothing is loaded."""
@@ -54,7 +53,10 @@ class MemoryPIIFilter:
         if unknown := self.kinds - set(KINDS):
             raise ValueError(f"unknown kind of personal data {sorted(unknown)}; choose from {', '.join(KINDS)}")
         self.redact = redact
-        self.regions = tuple(region.upper() for region in ([regions] if isinstance(regions, str) else regions))
+        if regions is None:
+            regions = load_settings().pii_regions
+        regions = regions.split(",") if isinstance(regions, str) else regions
+        self.regions = tuple(region.strip().upper() for region in regions)
         if strange := set(self.regions) - phonenumbers.SUPPORTED_REGIONS:
             raise ValueError(f"unknown region {sorted(strange)}; use ISO 3166 codes such as US, GB, DE")
         self.backend = backend
