@@ -15,6 +15,9 @@ SPEAKERS = frozenset({"user", "assistant"})
 #: Fewest letters and digits of a quote; shorter ones ("ok") are found everywhere and show nothing.
 FEWEST_CHARS = 4
 
+#: Most places inside longer words that a search passes over, so that no text makes it slow.
+_MOST_PLACES = 1000
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -133,13 +136,12 @@ def _says_something(folded: str) -> bool:
 
 
 def _find_words(text: str, wanted: str) -> int:
-    """Where `wanted` stands in `text` as whole words, or -1."""
-    at = text.find(wanted)
-    while at >= 0:
-        end = at + len(wanted)
-        if not _within_word(text, at) and not _within_word(text, end):
-            return at
+    """Where `wanted` stands in `text` as whole words, or -1; places inside words are passed over, up to a limit."""
+    at = -1
+    for _ in range(_MOST_PLACES):
         at = text.find(wanted, at + 1)
+        if at < 0 or not (_within_word(text, at) or _within_word(text, at + len(wanted))):
+            return at
     return -1
 
 

@@ -8,7 +8,6 @@ escaped so that the model sees them. What the model makes of the data is checked
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +20,6 @@ PART_CHARS = 48_000
 FILE_CHARS = 24_000
 #: Most characters of all files together in a prompt.
 FILES_CHARS = 96_000
-
-_INVISIBLE = re.compile(
-    r"[^\x20-\x7e\xa1-\u167f\u1681-\u1fff\u2010-\u2027\u2030-\u205e\u2070-\u2fff\u3001-\ud7ff\uf900-\ufefe\uff00-\uffef\U00010000-\U000dffff]"
-)
 
 _INSTRUCTIONS = """\
 You maintain the long-term memory of an assistant. Read the finished session below and propose the durable facts that \
@@ -126,4 +121,6 @@ def _enclose(instructions: str, data: str) -> str:
 
 def _encode(value: Mapping[str, object]) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return _INVISIBLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)

@@ -121,8 +121,9 @@ def _from_record(record: Mapping[str, Any] | object) -> Iterator[_Part]:
     stated = getattr(stated, "value", stated)
     role = _ROLES.get(str(stated).lower(), UNKNOWN)
     identity = get("id") or get("message_id")
-    content = next((value for name in _CONTENT if (value := get(name)) not in (None, "")), "")
-    yield role, _text_of(content), None if identity is None else str(identity), False
+    content = next((value for name in _CONTENT if (value := get(name)) not in (None, "", [])), "")
+    text = "\n".join(filter(None, (_text_of(content), _text_of(get("tool_calls") or ""))))
+    yield role, text, None if identity is None else str(identity), False
 
 
 _CONTENT = ("content", "text", "tool_return", "reasoning", "message", "tool_call", "output", "input")
