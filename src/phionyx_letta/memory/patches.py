@@ -91,9 +91,10 @@ class MemoryPatch:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The transitions so far, oldest first; empty where the patch was made without them."""
-        found = self.metadata.get(HISTORY, [])
-        return found if isinstance(found, list) else []
+        """The transitions so far, oldest first; empty where the patch was made without them, or they are damaged."""
+        found = self.metadata.get(HISTORY)
+        sound = isinstance(found, list) and all(isinstance(step, dict) for step in found)
+        return found if sound else []  # type: ignore[return-value]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -239,7 +240,7 @@ def _fault_in_history(patch: MemoryPatch, verifier: Verifier | None) -> str | No
     if not isinstance(steps, list) or not steps or not all(isinstance(step, dict) for step in steps):
         return "it is not a list of steps"
     digest, previous, status = content_digest(patch), _GENESIS, steps[0].get("from")
-    if status not in TRANSITIONS or (verifier is not None and status != "proposed"):
+    if not isinstance(status, str) or status not in TRANSITIONS or (verifier is not None and status != "proposed"):
         return f"it begins with {status!r}"
     for number, step in enumerate(steps, start=1):
         if not isinstance(step.get("to"), str) or step.get("from") != status or step["to"] not in TRANSITIONS[status]:

@@ -236,6 +236,9 @@ class Proposing:
 
     def _target(self, wanted: str | None, category: MemoryFileCategory) -> tuple[Target | None, str]:
         names = self._targets.names()
+        if not names and not self._router.allow_new_files:
+            _log.warning("none of the managed files exists, so the fact waits; create one, or use allow_new_files")
+            return None, ""
         name = wanted if wanted in names else self._router.resolve_target_path(category, names)
         try:
             target = self._targets.resolve(name)

@@ -66,14 +66,11 @@ def _placed(lines: list[str], added: list[str], section: str) -> list[str]:
 
 def _inserted(lines: list[str], added: list[str], start: int, end: int, *, apart: bool = False) -> list[str]:
     """Insert at the end of `lines[start:end]`, before the blank lines there; above a block that would swallow it."""
-    at = _before_blank_lines(lines, start, end)
-    if at == start and at < end and start:  # nothing but blank lines below the heading: one of them stays above
-        at += 1
-    placed, line = _inserted_at(lines, added, at, start, apart)
+    placed, line = _inserted_at(lines, added, _end_of(lines, start, end), start, apart)
     swallowed = _swallowed_by(placed, line)
     if swallowed is None:
         return placed
-    return _inserted_at(lines, added, _before_blank_lines(lines, min(start, swallowed), swallowed), start, apart)[0]
+    return _inserted_at(lines, added, _end_of(lines, min(start, swallowed), swallowed), start, apart)[0]
 
 
 def _inserted_at(lines: list[str], added: list[str], at: int, start: int, apart: bool) -> tuple[list[str], int]:
@@ -83,10 +80,12 @@ def _inserted_at(lines: list[str], added: list[str], at: int, start: int, apart:
     return [*lines[:at], *above, *added, *below, *lines[at:]], at + len(above)
 
 
-def _before_blank_lines(lines: list[str], start: int, end: int) -> int:
-    while end > start and not lines[end - 1].strip():
-        end -= 1
-    return end
+def _end_of(lines: list[str], start: int, end: int) -> int:
+    """The line before the blank ones at the end; where there is nothing else below a heading, one of them stays above."""
+    at = end
+    while at > start and not lines[at - 1].strip():
+        at -= 1
+    return at + 1 if at == start and at < end and start else at
 
 
 def _apart(above: str, added: str, below_heading: bool, always: bool) -> bool:

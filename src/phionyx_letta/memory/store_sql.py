@@ -1,8 +1,8 @@
 """Patches and occurrences in the ledger's database: SQLite, or PostgreSQL for several hosts.
 
 A row is one state of a patch, nothing is overwritten; the newest of a patch is marked, so lists read no content. Who acts on
-patches holds a lock of its own for the whole act (an advisory lock on PostgreSQL, a lock file beside a SQLite database), not the
-ledger's: envelopes are written meanwhile.
+patches holds a lock of its own for the whole act: an advisory lock on PostgreSQL, a lock file beside a SQLite database. It is not
+the ledger's, so that envelopes are written meanwhile.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from phionyx_letta.memory.store import HEAD, PatchSummary, exclusive_file, patch
 
 __all__ = ["SqlOccurrenceTracker", "SqlPatchStore"]
 
-_PATCHES_KEY = int.from_bytes(b"phionyxp", "big")
-_OCCURRENCES_KEY = int.from_bytes(b"phionyxo", "big")
 _log = logging.getLogger(__name__)
 _columns = tables.patch.c
 
@@ -38,9 +36,9 @@ _columns = tables.patch.c
 class _Database:
     """A ledger, and one lock in it."""
 
-    def __init__(self, ledger: SqlLedger | str, lock_key: int) -> None:
+    def __init__(self, ledger: SqlLedger | str, lock: str) -> None:
         self.ledger = SqlLedger(ledger) if isinstance(ledger, str) else ledger
-        self._lock_key = lock_key
+        self._lock = lock
         self._mutex = threading.RLock()
         self._depth = 0
 
@@ -61,12 +59,12 @@ class _Database:
         engine = self.ledger.engine
         if engine.dialect.name == "postgresql":
             with self._translated(), engine.connect() as connection, connection.begin():
-                connection.execute(select(func.pg_advisory_xact_lock(self._lock_key)))
+                connection.execute(select(func.pg_advisory_xact_lock(_key(self._lock))))
                 yield
         elif engine.url.database in (None, "", ":memory:"):
             yield
         else:
-            with exclusive_file(Path(f"{engine.url.database}.memory.lock")):
+            with exclusive_file(Path(f"{engine.url.database}.{self._lock}.lock")):
                 yield
 
     @contextlib.contextmanager
@@ -106,7 +104,7 @@ class SqlPatchStore:
         Raises:
             StoreError: the URL is not one of a database this store can live in, or it does not answer.
         """
-        self._database = _Database(ledger, _PATCHES_KEY)
+        self._database = _Database(ledger, "patches")
         self.ledger = self._database.ledger
 
     def exclusive(self) -> contextlib.AbstractContextManager[None]:
@@ -196,7 +194,7 @@ class SqlOccurrenceTracker(TrackerBase):
 
     def __init__(self, ledger: SqlLedger | str) -> None:
         """Use an open ledger, or open the one at a database URL; missing tables are made."""
-        self._database = _Database(ledger, _OCCURRENCES_KEY)
+        self._database = _Database(ledger, "occurrences")
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, OccurrenceRecord]]:
@@ -227,6 +225,11 @@ class SqlOccurrenceTracker(TrackerBase):
             else:
                 records[record.fact_key] = record
         return records
+
+
+def _key(lock: str) -> int:
+    """The number of an advisory lock; the ledger's own is "phionyx" too, with a zero behind it."""
+    return int.from_bytes(b"phionyx" + lock[:1].encode(), "big")
 
 
 def _row(patch: MemoryPatch) -> dict[str, Any]:
