@@ -123,6 +123,7 @@ class PatchStore:
         self.path = Path(path)
         self._places: dict[str, _Place] = {}
         self._read_to = 0
+        self._last_read = b""
         self._file_id: tuple[int, int] | None = None
         self._mutex = threading.RLock()
         self._held: FileIO | None = None
@@ -246,13 +247,14 @@ class PatchStore:
         self._index(self._held)
 
     def _forget(self) -> None:
-        self._places, self._read_to, self._file_id = {}, 0, None
+        self._places, self._read_to, self._last_read, self._file_id = {}, 0, b"", None
 
     def _index(self, file: FileIO) -> None:
-        """Take in the lines that were added since the last look; all of them if the file is another one or was cut."""
+        """Take in the lines that were added since the last look; all of them where the file was replaced, cut or rewritten."""
         with self._translated():
             state = os.fstat(file.fileno())
-            if (state.st_dev, state.st_ino) != self._file_id or state.st_size < self._read_to:
+            same = (state.st_dev, state.st_ino) == self._file_id and state.st_size >= self._read_to
+            if not same or self._before(file, self._read_to) != self._last_read:
                 self._forget()
                 self._file_id = (state.st_dev, state.st_ino)
             if state.st_size == self._read_to:
@@ -265,6 +267,14 @@ class PatchStore:
         if data[start:].strip():
             _log.warning("%s ends in half a line: its writer was cut short before it was told of success", self.path)
         self._read_to += start
+        with self._translated():
+            self._last_read = self._before(file, self._read_to)
+
+    @staticmethod
+    def _before(file: FileIO, offset: int) -> bytes:
+        """Some bytes before this place: they tell whether what was read is still there."""
+        start = max(0, offset - 256)
+        return _read_at(file, start, offset - start)
 
     def _index_line(self, line: bytes, offset: int) -> None:
         quick = _QUICK.match(line)

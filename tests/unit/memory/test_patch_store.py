@@ -228,6 +228,12 @@ class TestTheFile:
         path.unlink()
         assert store.list_by_status() == []
 
+    def test_a_file_that_was_rewritten_in_place_is_read_anew(self, path):
+        store = PatchStore(path)
+        one = store.save(patch())
+        path.write_text(path.read_text().replace('"why"', '"why, and more"'))
+        assert store.get(one.patch_id).rationale == "why, and more"
+
     def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(self, path, monkeypatch):
         store = PatchStore(path)
         one = store.save(patch())
