@@ -59,12 +59,15 @@ Evidence = Annotated[
 @memory.command(short_help="Ask a model what to remember of a session.")
 def propose(
     transcript: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="FILE",
             help="The session: text with `user: …` lines, or JSON or JSONL records with role and content.",
         ),
-    ],
+    ] = None,
+    kept: Annotated[
+        bool, typer.Option("--kept", help="Propose from the sessions that were kept because the model gave no answer.")
+    ] = False,
     session: Annotated[
         str | None, typer.Option("--session", metavar="ID", help="The session's id. Default: the file's name.")
     ] = None,
@@ -90,20 +93,26 @@ def propose(
 ) -> int:
     """Ask a model which facts of a finished session are worth remembering, and store them as pending patches.
 
-    Nothing is applied. Personal data is replaced before anything is sent or stored; evidence must be found in the session.
+    Nothing is applied. Personal data is replaced before anything is sent or stored; evidence must be found in the session. A
+    session that the model gives no answer about is kept, see --kept.
     """
     from phionyx_letta.memory import OpenAIProposer
 
-    records = read_session(transcript)
+    if (transcript is None) != kept:
+        raise CommandError("no session is named, or two ways", "give a session's FILE, or --kept")
+    records = read_session(transcript) if transcript else {}
     living = open_memory(
         store_path,
         paths,
         proposing=True,
         occurrence_path=occurrences,
         occurrence_threshold=threshold,
-        proposer=OpenAIProposer(model=model, base_url=base_url),
     )
-    patches = asyncio.run(living.propose_from_session(session or transcript.name, **records))
+    living.proposer = OpenAIProposer(model=model, base_url=base_url)
+    if transcript is None:
+        patches = asyncio.run(living.propose_from_kept_sessions())
+    else:
+        patches = asyncio.run(living.propose_from_session(session or transcript.name, **records))
     made = [_shown(patch) for patch in patches]
 
     def show(console: Any) -> None:

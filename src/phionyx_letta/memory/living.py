@@ -22,7 +22,15 @@ from phionyx_letta.ledger.store import EnvelopeStore
 from phionyx_letta.memory.managed import ManagedFiles
 from phionyx_letta.memory.merging import merge, reverse_merge, same_but_whitespace
 from phionyx_letta.memory.occurrences import Occurrences
-from phionyx_letta.memory.opening import OCCURRENCE_PATH, STORE_PATH, keys, open_occurrences, open_store, reviewer
+from phionyx_letta.memory.opening import (
+    OCCURRENCE_PATH,
+    STORE_PATH,
+    keys,
+    open_kept,
+    open_occurrences,
+    open_store,
+    reviewer,
+)
 from phionyx_letta.memory.patches import HISTORY, MemoryPatch, PatchStatus, check_trust, transition
 from phionyx_letta.memory.pii import MemoryPIIFilter
 from phionyx_letta.memory.proposing import Proposing, placed_again
@@ -99,6 +107,7 @@ class LivingMemory:
             router=self.router,
             signer=self.signer,
             evidence_required=require_approval or sign,
+            kept=open_kept(self.store, self.pii),
         )
 
     # -- asking --------------------------------------------------------------------------------------------------
@@ -140,11 +149,12 @@ class LivingMemory:
 
         Raises:
             InvalidPatch: there is no proposer.
-            ProposerUnavailable: it gave no usable answer; nothing was recorded, so the session can be proposed again.
+            ProposerUnavailable: it gave no usable answer. Beside a store in a file the session is kept, see
+                `propose_from_kept_sessions`; with a database the caller keeps it. It can be proposed again either way.
         """
         if self.proposer is None:
             raise InvalidPatch("there is no proposer to ask", "pass one to LivingMemory")
-        found = await self._proposing.ask(self.proposer, transcript, session_records)
+        found = await self._proposing.ask(self.proposer, session_id, transcript, session_records)
         patches = []
         with self.store.exclusive():
             for proposal in found:
@@ -155,6 +165,21 @@ class LivingMemory:
                     patch = self._applied_at_once(patch)
                 self._proposing.stored(patch)
                 patches.append(patch)
+        return patches
+
+    async def propose_from_kept_sessions(self) -> list[MemoryPatch]:
+        """Propose from the sessions that were kept because the proposer gave no answer; each is forgotten once it did.
+
+        Raises:
+            InvalidPatch, ProposerUnavailable: as `propose_from_session`; the sessions it did not come to stay kept.
+        """
+        patches: list[MemoryPatch] = []
+        kept = self._proposing.kept
+        if kept is None:
+            return patches
+        for session_id, records in list(kept.all()):
+            patches += await self.propose_from_session(session_id, session_records=records)
+            kept.drop(session_id)
         return patches
 
     def _applied_at_once(self, patch: MemoryPatch) -> MemoryPatch:

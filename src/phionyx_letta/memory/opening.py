@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import getpass
+from pathlib import Path
 
+from phionyx_letta.memory.kept import KeptSessions
 from phionyx_letta.memory.occurrences import Occurrences, OccurrenceTracker
+from phionyx_letta.memory.pii import MemoryPIIFilter
 from phionyx_letta.memory.store import Patches, PatchStore
 from phionyx_letta.signing import Ed25519Signer, HmacSigner, Signer, UnsignedSigner, Verifier, get_signer
 
-__all__ = ["OCCURRENCE_PATH", "STORE_PATH", "keys", "open_occurrences", "open_store", "reviewer"]
+__all__ = ["OCCURRENCE_PATH", "STORE_PATH", "keys", "open_kept", "open_occurrences", "open_store", "reviewer"]
 
 STORE_PATH = ".synapsekit_memory_patches.jsonl"
 OCCURRENCE_PATH = ".synapsekit_memory_occurrences.json"
@@ -53,3 +56,8 @@ def open_occurrences(store: Patches, path: str | None) -> Occurrences:
     from phionyx_letta.memory.store_sql import SqlOccurrenceTracker, SqlPatchStore
 
     return SqlOccurrenceTracker(store.ledger) if isinstance(store, SqlPatchStore) else OccurrenceTracker(path)
+
+
+def open_kept(store: Patches, pii: MemoryPIIFilter) -> KeptSessions | None:
+    """Return where unanswered sessions are kept: beside a store in a file, nowhere with a database."""
+    return KeptSessions(Path(f"{store.path}.sessions"), pii) if isinstance(store, PatchStore) else None

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from phionyx_letta.diff import content_hash
-from phionyx_letta.errors import TargetRefused
+from phionyx_letta.errors import ProposerUnavailable, TargetRefused
 from phionyx_letta.memory.facts import same_fact
+from phionyx_letta.memory.kept import KeptSessions
 from phionyx_letta.memory.merging import FileDiffEngine
 from phionyx_letta.memory.occurrences import OccurrenceRecord, Occurrences
 from phionyx_letta.memory.patches import HISTORY, MemoryPatch, transition
@@ -77,6 +78,7 @@ class Proposing:
         router: MemoryFileRouter,
         signer: Signer,
         evidence_required: bool,
+        kept: KeptSessions | None,
     ) -> None:
         """Take what `LivingMemory` was made of."""
         self._targets = targets
@@ -87,14 +89,16 @@ class Proposing:
         self._router = router
         self._signer = signer
         self._evidence_required = evidence_required
+        self.kept = kept
 
     async def ask(
         self,
         proposer: Any,
+        session_id: str,
         transcript: str | None,
         session_records: Sequence[Mapping[str, Any]] | None,
     ) -> list[_Found]:
-        """Ask the proposer; nothing is stored yet.
+        """Ask the proposer; nothing is stored yet, but for a session it does not answer about, which is kept for later.
 
         Evidence is not demanded in one case only (the peer's own tests): neither approval nor signatures are wanted, and the
         transcript names no speaker, so that there is no message to quote.
@@ -106,13 +110,18 @@ class Proposing:
         if not messages:
             return []
         summary = all(message.role == UNKNOWN for message in messages)
-        report = await collect_proposals(
-            proposer,
-            messages,
-            self._texts(),
-            pii=self._pii,
-            require_evidence=self._evidence_required or not summary,
-        )
+        try:
+            report = await collect_proposals(
+                proposer,
+                messages,
+                self._texts(),
+                pii=self._pii,
+                require_evidence=self._evidence_required or not summary,
+            )
+        except ProposerUnavailable:
+            if self.kept is not None:
+                self.kept.keep(self.clean_session(session_id), messages)
+            raise
         for dropped in report.dropped:
             _log.warning("the proposal %r was dropped: %s", dropped.fact_key, dropped.reason)
         texts: dict[str, str] = {}
@@ -136,7 +145,7 @@ class Proposing:
         cleaner = _Cleaner(self._pii, getattr(proposal, "redactions", {}))
         content, key = cleaner.clean(proposal.content), cleaner.clean(proposal.fact_key)
         quotes = [cleaner.clean(evidence.quote) for evidence in proposal.evidence]
-        session = self._clean_session(session_id)
+        session = self.clean_session(session_id)
         record = self._counted(key, session, quotes[0] if quotes else "", content)
         if record is None:
             return None
@@ -252,7 +261,7 @@ class Proposing:
             return None, name
         return target, name
 
-    def _clean_session(self, session_id: str) -> str:
+    def clean_session(self, session_id: str) -> str:
         """A session id without personal data; four digits keep two such sessions apart, too few to try names on."""
         clean = self._pii.filter_content(session_id).filtered_content
         if clean == session_id:
