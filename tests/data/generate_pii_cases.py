@@ -860,6 +860,7 @@ for label in (
     block = f"-----BEGIN {label}-----\n{head}" + "\n".join(lines) + f"\n-----END {label}-----"
     positive("pem", block, "key:\n{}\nend")
     CASES.append(("pem", f"cut off: {block[: len(block) // 2]}", lines[1]))
+    CASES.append(("pem", f"{block[len(block) // 2 :]} is the rest", lines[5]))
     escaped = block.replace("\n", "\\n")
     positive("pem", escaped, '{"private_key": "{}"}')
 negative(

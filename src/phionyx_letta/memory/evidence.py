@@ -7,16 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from phionyx_letta.memory.pii import PLACEHOLDERS, Finding, MemoryPIIFilter
+from phionyx_letta.memory.pii import PLACEHOLDERS, MemoryPIIFilter
 from phionyx_letta.memory.transcript import UNKNOWN, Message
 
-#: Roles whose words are the conversation; what a tool or the system says is not.
-SPEAKERS = frozenset({"user", "assistant"})
 #: Fewest letters and digits of a quote; shorter ones ("ok") are found everywhere and show nothing.
 FEWEST_CHARS = 4
 
 #: Most places inside longer words that a search passes over, so that no text makes it slow.
 _MOST_PLACES = 1000
+#: Values of the session that are looked for in an answer: not those that may be words, and not without end.
+_SHORTEST_SECRET = 5
+_MOST_SECRETS = 10_000
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,30 @@ class Witness:
     def __init__(self, messages: Sequence[Message], pii: MemoryPIIFilter) -> None:
         """Redact every message once, for what is sent and for what is quoted."""
         self.labelled = any(message.role != UNKNOWN for message in messages)
-        self.redacted = [
-            replace(message, text=pii.filter_content(message.text).filtered_content) for message in messages
-        ]
+        self._first_tool = next((message.index for message in messages if message.role == "tool"), len(messages))
         self._pii = pii
-        self._said = [_Said(*pair, pii) for pair in zip(messages, self.redacted, strict=True)]
+        self._said = [_Said(message, pii) for message in messages]
+        self.redacted = [replace(said.message, text=said.redacted) for said in self._said]
+        self.secrets = self._secrets()
         self._said.sort(key=lambda said: (not self.trusts(said.message), said.message.index))
         self._trusted = {said.message.index for said in self._said if self.trusts(said.message)}
 
+    def _secrets(self) -> dict[str, str]:
+        """Each value of some length that the filter found in the session, line by line, and its kind; the longest first."""
+        found = ((said.message.text[one.start : one.end], one.kind) for said in self._said for one in said.found)
+        values = {line: kind for value, kind in found for line in value.splitlines() if not line.startswith("-----")}
+        ranked = sorted((value for value in values if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+        return {value: values[value] for value in ranked[:_MOST_SECRETS]}
+
     def trusts(self, message: Message) -> bool:
-        """Whether `message` is the conversation's own; text of no speaker counts where the transcript names none."""
-        return not message.forgeable and (message.role in SPEAKERS or not self.labelled)
+        """Whether `message` is the conversation's own.
+
+        The user's words are; the assistant's are until a tool has answered, for afterwards they may repeat it. Text of no
+        speaker counts where the transcript names none.
+        """
+        if message.role == "assistant":
+            return not message.forgeable and message.index < self._first_tool
+        return not message.forgeable and (message.role == "user" or not self.labelled)
 
     def find(self, quote: str) -> Evidence | None:
         """Return where `quote` was said, in a trusted message if there is one; white space and case do not matter."""
@@ -72,6 +86,10 @@ class Witness:
         """Whether `evidence` is from a trusted message; a quote that was not looked up is its caller's own affair."""
         return evidence.message_index < 0 or evidence.message_index in self._trusted
 
+    def forgeable(self, evidence: Evidence) -> bool:
+        """Whether the role of the message of `evidence` rests on text that a tool may have written."""
+        return any(one.index == evidence.message_index and one.forgeable for one in self.redacted)
+
     def texts(self, *, trusted: bool) -> list[str]:
         """Return the folded texts of the messages that are trusted, or of those that are not."""
         return [said.folded for said in self._said if (said.message.index in self._trusted) is trusted]
@@ -80,12 +98,12 @@ class Witness:
 class _Said:
     """One message, folded for comparison in both forms: as it was said, and as it may be stored."""
 
-    def __init__(self, message: Message, redacted: Message, pii: MemoryPIIFilter) -> None:
+    def __init__(self, message: Message, pii: MemoryPIIFilter) -> None:
         self.message = message
+        self.found = pii.find(message.text)
+        self.redacted = pii.replace(message.text, self.found)
         self.folded = fold(message.text)
-        self._pii = pii
-        self._redacted = redacted.text
-        self._folded_redacted = self.folded if redacted.text == message.text else fold(redacted.text)
+        self._folded_redacted = self.folded if self.redacted == message.text else fold(self.redacted)
 
     def quote(self, wanted: str) -> str | None:
         """The words of the message that `wanted` folds from, fit to be stored; None if it does not say them."""
@@ -93,7 +111,7 @@ class _Said:
             origin = self._origin_redacted
             if origin is None:
                 return wanted
-            return " ".join(self._redacted[origin[at][0] : origin[at + len(wanted) - 1][1]].split())
+            return " ".join(self.redacted[origin[at][0] : origin[at + len(wanted) - 1][1]].split())
         # Below, the quote holds personal data or cuts through it: it is redacted as part of the whole message.
         if (at := _find_words(self.folded, wanted)) >= 0 and (origin := self._origin) is not None:
             return " ".join(self._stretch(origin[at][0], origin[at + len(wanted) - 1][1]).split())
@@ -105,16 +123,12 @@ class _Said:
 
     @cached_property
     def _origin_redacted(self) -> list[tuple[int, int]] | None:
-        return _origins(self._redacted, self._folded_redacted)
-
-    @cached_property
-    def _found(self) -> list[Finding]:
-        return self._pii.find(self.message.text)
+        return _origins(self.redacted, self._folded_redacted)
 
     def _stretch(self, start: int, end: int) -> str:
         text = self.message.text
         pieces, at = [], start
-        for found in self._found:
+        for found in self.found:
             if found.end > start and found.start < end:
                 pieces += [text[at : max(at, found.start)], PLACEHOLDERS[found.kind]]
                 at = min(found.end, end)

@@ -18,7 +18,7 @@ from typing import Any
 from phionyx_letta.errors import ProposerUnavailable
 from phionyx_letta.memory.answers import MalformedAnswer, RawProposal, read_answer
 from phionyx_letta.memory.evidence import Evidence, Witness
-from phionyx_letta.memory.pii import MemoryPIIFilter
+from phionyx_letta.memory.pii import PLACEHOLDERS, MemoryPIIFilter
 from phionyx_letta.memory.prompting import PART_CHARS, build_prompt, build_repair_prompt, show_files, split_messages
 from phionyx_letta.memory.transcript import UNKNOWN, Message
 from phionyx_letta.memory.trust import distrust
@@ -155,15 +155,13 @@ class _Weighing:
 
     def drop(self, reason: str, fact_key: str) -> None:
         _log.info("proposal dropped: %s", reason)
-        self._report.dropped.append(Dropped(reason, self._pii.filter_content(fact_key).filtered_content))
+        self._report.dropped.append(Dropped(reason, self._clean(fact_key, Counter())))
 
     def take(self, raw: RawProposal) -> None:
         counts: Counter[str] = Counter()
 
         def clean(text: str) -> str:
-            result = self._pii.filter_content(text)
-            counts.update(result.counts)
-            return result.filtered_content
+            return self._clean(text, counts)
 
         evidence = self._witness.find_all(raw.evidence)
         if not evidence and not self._strict:
@@ -185,8 +183,17 @@ class _Weighing:
         if proposal not in self._report.proposals:  # the parts of a long message overlap
             self._report.proposals.append(proposal)
 
+    def _clean(self, text: str, counts: Counter[str]) -> str:
+        """`text` without personal data, also where a value of the session stands without the words that gave it away."""
+        result = self._pii.filter_content(text)
+        counts.update(result.counts)
+        clean = result.filtered_content
+        for value, kind in self._witness.secrets.items() if self._pii.redact else ():
+            if value in clean:
+                counts[kind] += clean.count(value)
+                clean = clean.replace(value, PLACEHOLDERS[kind])
+        return clean
+
     def _path(self, path: str | None) -> str | None:
         """A path of a file that was given, or one without personal data; else none, and the category decides."""
-        if not path or path in self._files or self._pii.check(path).is_clean:
-            return path or None
-        return None
+        return path if path and (path in self._files or self._clean(path, Counter()) == path) else None

@@ -38,6 +38,8 @@ def _doubt_about_source(evidence: Sequence[Evidence], witness: Witness) -> str |
         return f"its evidence is only in text of the role {' and '.join(roles)}"
     if "unknown" in roles:
         return "its evidence is in text whose speaker is not known"
+    if roles == ["assistant"] and not any(witness.forgeable(one) for one in evidence):
+        return "only the assistant said it, after a tool had answered"
     return "its evidence comes after a tool's output in a text transcript and may be part of that output"
 
 

@@ -88,6 +88,14 @@ class TestTrust:
         }
         assert trusted == {"user": True, "assistant": True, "tool": False, "system": False, "x": False}
 
+    def test_the_assistant_may_repeat_a_tool_that_has_answered(self):
+        records = [
+            {"role": r, "content": f"{r} {n}"} for n, r in enumerate(["user", "assistant", "tool", "assistant", "user"])
+        ]
+        said = witness(records=records)
+        quotes = [f"{one['role']} {n}" for n, one in enumerate(records)]
+        assert [said.trusted(said.find(quote)) for quote in quotes] == [True, True, False, False, True]
+
     def test_text_of_no_speaker_is_trusted_only_where_none_is_named(self):
         bare = witness("Use pytest always")
         assert bare.trusted(bare.find("Use pytest always"))

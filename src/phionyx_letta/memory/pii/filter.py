@@ -63,11 +63,12 @@ class MemoryPIIFilter:
 
     def filter_content(self, text: str) -> PIIFilterResult:
         """Find everything in `text` and, unless ``redact=False``, replace it."""
-        return self._result(text, self.find(text), self.redact)
+        findings = self.find(text)
+        return self._result(text, findings, self.replace(text, findings))
 
     def check(self, text: str) -> PIIFilterResult:
         """Find everything in `text` and change nothing."""
-        return self._result(text, self.find(text), redact=False)
+        return self._result(text, self.find(text), text)
 
     def filter_new(self, before: str, after: str) -> PIIFilterResult:
         """Filter what `after` has and `before` had not.
@@ -79,7 +80,7 @@ class MemoryPIIFilter:
         if findings:
             old = kept(before, after)
             findings = [one for one in findings if not old.covers(one.start, one.end)]
-        return self._result(after, findings, self.redact)
+        return self._result(after, findings, self.replace(after, findings))
 
     def find(self, text: str) -> list[Finding]:
         """Return what is found in `text`, in order and without overlaps."""
@@ -88,17 +89,20 @@ class MemoryPIIFilter:
             found += (one for one in self.backend.find(text, self.kinds) if one.kind in self.kinds)
         return _without_overlaps(found)
 
-    @staticmethod
-    def _result(text: str, findings: list[Finding], redact: bool) -> PIIFilterResult:
-        counts = Counter(one.kind for one in findings)
+    def replace(self, text: str, findings: Iterable[Finding]) -> str:
+        """Return `text` with `findings` (in order, without overlaps) replaced; as it is with ``redact=False``."""
         pieces, at = [], 0
-        for one in findings if redact else ():
+        for one in findings if self.redact else ():
             pieces += [text[at : one.start], PLACEHOLDERS[one.kind]]
             at = one.end
+        return "".join([*pieces, text[at:]])
+
+    def _result(self, text: str, findings: list[Finding], filtered: str) -> PIIFilterResult:
+        counts = Counter(one.kind for one in findings)
         return PIIFilterResult(
             is_clean=not findings,
             original_content=text,
-            filtered_content="".join([*pieces, text[at:]]),
+            filtered_content=filtered,
             redacted_count=len(findings),
             redaction_types=[kind for kind in KINDS if counts[kind]],
             counts=dict(counts),

@@ -192,13 +192,18 @@ _ARMOUR = re.compile(
     r"(?:[A-Za-z0-9+/=]{16,}|[A-Za-z0-9+/=]{1,80}(?=\s|\\|$)|\\[nr]|[\s\"',+]|[A-Z][A-Za-z-]{1,30}: [^\n]{0,200}\n){0,2000}+"
 )
 _LONGEST_PEM = 20_000
+_WORD = re.compile(r"(?:(?!\\[nr])\S)+")
+_BASE64 = re.compile(r"[A-Za-z0-9+/=]+")
 _PUTTY = re.compile(r"Private-Lines: \d{1,3}\s+(?:[A-Za-z0-9+/=]{1,64}\s?){1,200}")
 
 
 def private_keys(text: str) -> Iterator[Finding]:
-    """Yield private keys in PEM, OpenSSH and PGP armour (RFC 7468); without an end line, as far as base64 goes."""
+    """Yield private keys in PEM, OpenSSH and PGP armour (RFC 7468), whole, or as far as base64 goes where an end is cut off."""
+    if "PRIVATE KEY" not in text and "Private-Lines:" not in text:
+        return
     at = 0
     while found := _BEGIN.search(text, at):
+        yield from _cut_at_the_top(text, at, found.start())
         limit = found.end() + _LONGEST_PEM
         end = _END.search(text, found.end(), limit)
         inner = _BEGIN.search(text, found.end(), end.start() if end else found.end() + 1)
@@ -206,9 +211,20 @@ def private_keys(text: str) -> Iterator[Finding]:
             at = end.end()
         else:
             armour = _ARMOUR.match(text, found.end(), limit)
-            body = armour[0].rstrip() if armour else ""
-            at = found.end() + len(body)
+            at = found.end() + len(armour[0].rstrip() if armour else "")
         yield Finding("private_key", found.start(), at)
-    if "Private-Lines:" in text:
-        for found in _PUTTY.finditer(text):
-            yield Finding("private_key", found.start(), found.end())
+    yield from _cut_at_the_top(text, at, len(text))
+    for found in _PUTTY.finditer(text):
+        yield Finding("private_key", found.start(), found.end())
+
+
+def _cut_at_the_top(text: str, start: int, stop: int) -> Iterator[Finding]:
+    """Yield what stands before an end line that has no begin line in ``text[start:stop]``."""
+    while end := _END.search(text, start, stop):
+        first = end.start()
+        for word in reversed([*_WORD.finditer(text, max(start, end.start() - _LONGEST_PEM), end.start())]):
+            if not _BASE64.fullmatch(word[0]) or (len(word[0]) < 16 and first != end.start()):
+                break
+            first = word.start()
+        yield Finding("private_key", first, end.end())
+        start = end.end()
