@@ -14,7 +14,7 @@ from phionyx_letta.memory import LivingMemory
 DATA = Path(__file__).parents[2] / "data"
 POSITIVES = [
     (text, value)
-    for name in ("pii_cases.json", "pii_generated.json")
+    for name in ("pii_cases.json", "pii_generated.json", "pii_handwritten.json")
     for _, text, value in json.loads((DATA / name).read_text(encoding="utf-8"))
     if value is not None
 ]

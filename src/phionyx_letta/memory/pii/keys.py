@@ -86,6 +86,7 @@ _PREFIXED = (
     rf"sk_{_HEX}{{48}}",  # ElevenLabs
     rf"sb[pv]_{_HEX}{{40}}",  # Supabase
     rf"sb_secret_{_URL64}{{20,60}}",
+    rf"vc[paikrs]_{_B62}{{24,80}}",  # Vercel
     rf"nfp_{_B62}{{36,40}}",  # Netlify
     rf"fo1_{_URL64}{{40,60}}",  # Fly.io
     r"FlyV1 fm[12][ar]?_[A-Za-z0-9+/=]{40,500}",

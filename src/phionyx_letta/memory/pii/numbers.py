@@ -117,6 +117,8 @@ _IP_WORDS = Cue(
     r"chrome|firefox|windows|kernel|tag|tagged|changelog|sdk|jdk|dll|assembly",
 )
 
+_VERSION_AFTER = re.compile(r" ?(?:to \d[\d.]{1,20} )?(?:releases?|versions?|builds?|upgrade|update)\b", re.IGNORECASE)
+
 
 def ip_addresses(text: str) -> Iterator[Finding]:
     """Yield addresses of hosts; networks, masks, loopback, unspecified and multicast addresses are nobody's."""
@@ -142,7 +144,7 @@ def _is_host(text: str, found: re.Match[str]) -> bool:
         return _looks_like_ipv6(text, found, written)
     if _IP_WORDS.says(text, found.start(), found.end()) is False:
         return False
-    return not re.match(r"\s?(?:release|version|build)\b", text[found.end() : found.end() + 12], re.IGNORECASE)
+    return not _VERSION_AFTER.match(text, found.end())
 
 
 def _looks_like_ipv6(text: str, found: re.Match[str], written: str) -> bool:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from phionyx_letta.memory.pii.findings import Finding
 
 _URL = re.compile(
-    r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{1,30}://(?P<user>[^\s/@:\"'<>]{0,128}):"
+    r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{1,30}://(?P<user>[^\s/:\"'<>]{0,128}):"
     r"(?P<password>[^\s@/\"'<>]{1,256}|[^\s@\"'<>]{1,256})(?P<more>(?:@[^\s@/\"'<>]{1,128}){0,3})@(?=[\w\[.-])"
 )
 _COMMAND = re.compile(
@@ -25,10 +25,17 @@ _NAMES = (
     r"senhas?|wachtwoord|lösenord|hasło|пароль|密码|パスワード|비밀번호|pass|pw|psk|wpa key|wifi key"
 )
 _PASSWORD = re.compile(
-    rf"(?<![^\W_])(?P<name>{_NAMES})(?P<tail>[\"'`*_]{{0,3}}(?:[ ](?:for|of|to|on|is now|für|de)[ ][\w .@'-]{{1,40}}?)?)"
-    r"(?P<sep>\s{0,4}(?::=|=>|==?|[:：])\s{0,4}|"
-    r"\s(?:is now|is still|was|is|ist|es|est|é|è|olarak|to|är|jest|это)[:\s]\s{0,3}|は|是|\s(?=[\"'`]))"
-    r"(?P<value>\"[^\"\n]{3,128}\"|'[^'\n]{3,128}'|`[^`\n]{3,128}`|[^\s\"'`]{3,128})",
+    rf"(?:(?<![^\W_])|(?=pass[wp]))(?P<name>{_NAMES})"
+    rf"(?P<tail>[\"'`*_]{{0,3}}(?:[ ](?:for|of|to|on|is now|für|de)[ ][\w .@'-]{{1,40}}?)?)"
+    r"(?P<sep>\s{0,4}(?::=|=>|->|→|==?|[:：])\s{0,4}|\s-\s|['’]s\s|"
+    r"\s(?:is now|is still|was|is|ist|lautet|es|est|é|è|olarak|to|är|jest|это)[:\s]\s{0,3}|は|是|\s(?=[\"'`]))"
+    r"(?P<value>\"[^\"\n]{3,128}\"|'[^'\n]{3,128}'|`[^`\n]{3,128}`|[^\s\"'`][^\s]{2,127})",
+    re.IGNORECASE,
+)
+# A password that follows the word for it and nothing else must look like one: small words of prose follow it too.
+_BARE = re.compile(
+    rf"(?<![^\W_])(?:{_NAMES}) {{1,2}}(?P<value>(?=[^\s\d]{{0,30}}\d)(?=[^\sA-Za-z]{{0,30}}[A-Za-z])"
+    r"(?!(?:sha|md|base|argon|bcrypt|pbkdf|utf|oauth|rfc|aes|v)-?\d)[^\s\"'`()\[\]{}<>/\\._=:;,]{6,64})(?=[\s.,;!?)]|$)",
     re.IGNORECASE,
 )
 _LOGIN = re.compile(
@@ -39,11 +46,12 @@ _LOGIN = re.compile(
 
 _SECRET = re.compile(
     r"(?<![A-Za-z0-9])(?:[A-Za-z0-9]{1,24}[_.-]){0,4}"
-    r"(?:api ?[_-]?key|apikey|secret[_-]?access[_-]?key|access ?[_-]?key|account[_-]?key|auth[_-]?key|secret[_-]?key|"
-    r"client[_-]?secret|signing[_-]?(?:key|secret)|encryption[_-]?key|master[_-]?key|private[_-]?key|session[_-]?key|licen[cs]e[_-]?key|"
+    r"(?:api ?[_-]?key|apikey|secret[_-]?access[_-]?key|access ?[_-]?key|account[_-]?key|auth[_-]?key|secret[ _-]?key|"
+    r"client[_-]?secret|signing[_-]?(?:key|secret)|encryption[_-]?key|master[_-]?key|private[_-]?key|session[_-]?key|"
+    r"licen[cs]e[_-]?key|"
     r"(?:access|auth|refresh|bearer|bot|api|id|session|personal|deploy|csrf|private|x-auth)?[_ -]?token|secret|credential)"
-    r"[\"'`\]]{0,2}(?:\s{0,3}(?::=|=>|=|:|：)\s{0,3}|\s(?:is|was)[:\s]\s{0,2}|\s)(?:Bearer |Token |Basic )?[\"'`]?"
-    r"(?P<value>[A-Za-z0-9_\-./+~=]{16,512})(?![\w(\[])",
+    r"[\"'`\]]{0,2}(?:\s{0,3}(?::=|=>|=|:|：)\s{0,3}|\s(?:is|was)[:\s]\s{0,2}|\s)(?:Bearer |Token |Basic )?"
+    r"(?:[\"'`](?P<quoted>[^\s\"'`]{16,512})[\"'`]|[\"'`]?(?P<value>[A-Za-z0-9_\-./+~=]{16,512})(?![\w(\[]))",
     re.IGNORECASE,
 )
 _BEARER = re.compile(
@@ -82,33 +90,43 @@ def passwords(text: str) -> Iterator[Finding]:
             span = _password_in(text, found)
             if span:
                 yield Finding("password", *span)
+    for found in _BARE.finditer(text):
+        yield Finding("password", *found.span("value"))
+
+
+_TRAILING = re.compile(r"(?:[\"'`]|[,;)\]}>]|\.(?=$))+s?$")
+_SYMBOLS = frozenset("!@#$%^&*+~?§")
+_COUNTED = re.compile(r"\d{1,3}(?:[-–]?[A-Za-z]+)?")  # "is 12 characters", "was 90days old"
 
 
 def _password_in(text: str, found: re.Match[str]) -> tuple[int, int] | None:
     """Where the password is in what follows an announcing word, or None if it is code, a rule or a placeholder."""
-    start, end = found.span("value")
-    value = found["value"]
+    start, value = found.start("value"), found["value"]
     quoted = len(value) > 2 and value[0] in "\"'`" and value[-1] == value[0]
     if quoted:
-        start, end, value = start + 1, end - 1, value[1:-1]
+        start, value = start + 1, value[1:-1]
     else:
-        value = re.sub(r"(?:[,;)\]}>]+|\.|[!?](?=$)|['\"]s?)$", "", value) if not re.search(r"[!?]$", value) else value
-        end = start + len(value)
+        value = _TRAILING.sub("", value)
     if len(value) < 4 or _is_placeholder(value) or _CODE.match(value):
         return None
+    named = found.groupdict()
     if quoted:
-        return (
-            (start, end)
-            if " " not in value or "phrase" in found[0].lower() or any(c.isdigit() for c in value)
-            else None
-        )
-    separator = (found.groupdict().get("sep") or ":").strip()
-    name = found.groupdict().get("name") or ""
-    if any(c.isdigit() for c in value) or any(c in "!@#$%^&*+~?§" for c in value[:-1]) or _mixed(value):
-        return None if re.fullmatch(r"\d{1,3}[-–]?\w*", value) and separator not in (":", "=") else (start, end)
-    if separator == "=" and name.isupper() and text[found.end("name") : found.end("name") + 1] == "=":
-        return start, end  # an environment file: DB_PASSWORD=letmein
-    return None
+        words = " " in value and "phrase" not in found[0].lower()
+        credible = not words or any(c.isdigit() for c in value)
+    else:
+        credible = _is_credible(value, (named.get("sep") or ":").strip())
+    # an environment file: DB_PASSWORD=letmein
+    name = named.get("name") or ""
+    credible = credible or (name.isupper() and text[found.end("name") : found.end("name") + 1] == "=")
+    return (start, start + len(value)) if credible else None
+
+
+def _is_credible(value: str, separator: str) -> bool:
+    """Whether `value`, written without quotes, is unlike a word: after "is" more so than after a colon."""
+    assigned = separator in (":", "=")
+    if any(c.isdigit() for c in value):
+        return assigned or not _COUNTED.fullmatch(value)
+    return _mixed(value) or any(c in _SYMBOLS for c in (value if assigned else value[:-1]))
 
 
 def _mixed(value: str) -> bool:
@@ -124,9 +142,10 @@ def named_secrets(text: str) -> Iterator[Finding]:
     """Yield random-looking values that a name like ``api_key`` or ``Bearer`` announces."""
     for pattern in (_SECRET, _BEARER):
         for found in pattern.finditer(text):
-            value = found["value"].rstrip(".")
+            group = found.lastgroup or "value"
+            value = found[group].rstrip(".")
             if _is_random(value) and not _is_placeholder(value):
-                yield Finding("api_key", found.start("value"), found.start("value") + len(value))
+                yield Finding("api_key", found.start(group), found.start(group) + len(value))
     if "/" in text or "+" in text:
         for found in _AWS_SECRET.finditer(text):
             if _is_random(found[0]) and _AWS_WORDS.search(text, max(0, found.start() - 60), found.start()):

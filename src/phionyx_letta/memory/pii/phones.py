@@ -53,7 +53,12 @@ def _is_phone(text: str, start: int, end: int, written: str, regions: tuple[str,
         return False
     cue = _PHONE_WORDS.says(text, start, end)
     if "+" in written:
-        return _possible("+" + digits, None) and (cue is True or len(groups) > 1 or _valid("+" + digits, None))
+        if _valid("+" + digits, None):
+            return True
+        # not every country's numbering plan is known as it stands; a form nothing else has is enough
+        return _has_country("+" + digits) and (
+            cue is True or len(groups) > 2 or (_possible("+" + digits, None) and len(groups) > 1)
+        )
     if cue is False:
         return False
     if _date(groups, written):
@@ -115,6 +120,10 @@ def _valid(number: str, region: str | None) -> bool:
 @lru_cache(maxsize=4096)
 def _possible(number: str, region: str | None) -> bool:
     return _holds(phonenumbers.is_possible_number, number, region)
+
+
+def _has_country(number: str) -> bool:
+    return 8 <= len(number) - 1 <= 15 and _holds(lambda parsed: True, number, None)
 
 
 def _holds(predicate: Callable[[phonenumbers.PhoneNumber], bool], number: str, region: str | None) -> bool:
