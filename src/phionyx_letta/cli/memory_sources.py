@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections.abc import Sequence
@@ -126,7 +127,7 @@ def _records(path: Path, text: str) -> list[dict[str, Any]]:
 def _beside(store_path: str) -> str:
     """The Markdown files in and below the store's folder."""
     folder = "." if "://" in store_path else os.path.dirname(store_path) or "."
-    return os.path.join(folder, "**", "*.md")
+    return os.path.join(glob.escape(folder), "**", "*.md")
 
 
 def _keys(secret: str | None) -> tuple[Signer, Verifier | None]:

@@ -148,6 +148,8 @@ def _write(real: str, text: str, *, expected: str | None, compare: bool, locked:
         raise TargetRefused(
             f"the new text of {real} cannot be written as UTF-8", "remove its lone surrogates"
         ) from None
+    if "\0" in text:
+        raise TargetRefused(f"the new text of {real} holds NUL bytes", "remove them: it would be no text any more")
     with _translated(real):
         os.makedirs(os.path.dirname(real), exist_ok=True)
         with _open_folder(os.path.dirname(real)) as folder:
@@ -192,7 +194,15 @@ def _written(folder: int, name: str, data: bytes, like: os.stat_result | None) -
 
 def _create(folder: int, temporary: str, name: str) -> None:
     """Give a new file its name; fails where somebody was faster."""
-    os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    try:
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        os.close(
+            os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, dir_fd=folder)
+        )  # no hard links here
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def _replace(folder: int, temporary: str, name: str, real: str, expected: str) -> None:

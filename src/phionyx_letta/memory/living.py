@@ -163,7 +163,6 @@ class LivingMemory:
                     continue
                 if not self.require_approval and "untrusted" not in patch.metadata:
                     patch = self._applied_at_once(patch)
-                self._proposing.stored(patch)
                 patches.append(patch)
         return patches
 
@@ -231,7 +230,8 @@ class LivingMemory:
             found = self._load(patch)
             _require(found, "edit", ("pending", "approved", "conflict"))
             check_trust(found, self.verifier)
-            new = self._successor(found, found.before_content, after_content, "edited_from", by or reviewer())
+            author = by or reviewer()
+            new = self._proposing.successor(found, found.before_content, after_content, "edited_from", author)
             self._moved(found, "rejected", by, reason or f"edited as {new.patch_id}", {"replaced_by": new.patch_id})
             return new
 
@@ -284,7 +284,7 @@ class LivingMemory:
                 raise IllegalTransition(
                     f"{found.file_path} already holds what patch {found.patch_id} adds", "reject the patch"
                 )
-            new = self._successor(found, current or "", merged, "rebased_from", found.author)
+            new = self._proposing.successor(found, current or "", merged, "rebased_from", found.author)
             if found.status != "conflict":
                 self._moved(found, "conflict", by, f"rebased as {new.patch_id}", {"replaced_by": new.patch_id})
             return new
@@ -329,7 +329,8 @@ class LivingMemory:
         reason: str,
         details: Mapping[str, Any] | None = None,
     ) -> MemoryPatch:
-        transition(patch, to, by=by or reviewer(), reason=reason, signer=self.signer, details=details)
+        said = self.pii.filter_content(reason).filtered_content
+        transition(patch, to, by=by or reviewer(), reason=said, signer=self.signer, details=details)
         self.store.update(patch)
         return patch
 
@@ -361,12 +362,6 @@ class LivingMemory:
         if self._recorder is not None:
             before = patch.before_content if current == text else current or ""
             self._recorder.record(target, before, text, patch, event, by or reviewer())
-
-    def _successor(self, patch: MemoryPatch, before: str, after: str, relation: str, author: str) -> MemoryPatch:
-        """Store a pending patch that takes the place of another."""
-        new = self._proposing.successor(patch, before, after, relation, author)
-        self._proposing.stored(new)
-        return new
 
     def _only_patches_wrote(self, patch: MemoryPatch, current: str) -> bool:
         """Whether `current` is what a patch left behind, or what this patch's session found: no person's edit in between."""

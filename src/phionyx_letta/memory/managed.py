@@ -19,6 +19,7 @@ from phionyx_letta.memory.files import FileTarget
 __all__ = ["ManagedFiles"]
 
 _MAGIC = re.compile(r"[*?[]")
+_LITERAL = re.compile(r"\[([*?[])\]")  # what `glob.escape` writes
 _PIECES = re.compile(r"\*+|\?|\[!?\]?[^\]/]*\]|.", re.DOTALL)
 
 
@@ -81,10 +82,13 @@ def _pattern(given: str) -> _Pattern:
     if not given or "\0" in given:
         raise TargetRefused(f"{given!r} is not a path to manage", "give a file or a glob such as ./memory/**/*.md")
     if Path(given).is_dir():
-        given = os.path.join(given, "**", "*.md")
+        given = os.path.join(glob.escape(given), "**", "*.md")
+    elif os.path.lexists(given):  # a name may hold what would be wildcards
+        given = glob.escape(given)
     parts = os.path.abspath(given).split("/")
-    fixed = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts) - 1)
-    folder = os.path.realpath("/".join(parts[:fixed]) or "/")
+    wild = (number for number, part in enumerate(parts) if _MAGIC.search(_LITERAL.sub("", part)))
+    fixed = next(wild, len(parts) - 1)
+    folder = os.path.realpath(_LITERAL.sub(r"\1", "/".join(parts[:fixed])) or "/")
     return _Pattern(given, folder, re.compile(_expression(parts[fixed:])))
 
 

@@ -65,7 +65,7 @@ class _Cleaner:
 
 
 class Proposing:
-    """Makes patches of proposals; the caller holds the store alone while `patch_for` and `stored` run."""
+    """Makes patches of proposals; the caller holds the store alone while `patch_for` and `successor` run."""
 
     def __init__(
         self,
@@ -176,15 +176,15 @@ class Proposing:
         if proposal.untrusted is not None:
             metadata["untrusted"] = cleaner.clean(proposal.untrusted)
         patch = self._born(name, before, after, cleaner.clean(proposal.rationale), quotes, category, session, metadata)
-        self._store.save(patch)
         found.texts[target.identity] = after
-        return patch
+        return self._saved(patch)
 
-    def stored(self, patch: MemoryPatch) -> None:
-        """Note which patch is the newest of its fact."""
+    def _saved(self, patch: MemoryPatch) -> MemoryPatch:
+        """Store a patch as the newest of its fact; noted first, so that a crash in between cannot lead to a second one."""
         key, content = patch.metadata.get("fact_key"), patch.metadata.get("content")
         if isinstance(key, str) and isinstance(content, str):
             self._occurrences.note_patch(key, patch.patch_id, content)
+        return self._store.save(patch)
 
     def successor(self, patch: MemoryPatch, before: str, after: str, relation: str, author: str) -> MemoryPatch:
         """Store a pending patch that takes another's place, with `relation` naming it."""
@@ -196,7 +196,7 @@ class Proposing:
             *(patch.category, patch.session_id, metadata),
             author=author,
         )
-        return self._store.save(new)
+        return self._saved(new)
 
     def _born(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from phionyx_letta.errors import TargetRefused, UntrustedPatch
 from phionyx_letta.memory.merging import FileDiffEngine, same_but_whitespace
@@ -30,10 +30,10 @@ def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None) -
         "status": patch.status,
         "rationale": patch.rationale,
         "evidence": list(patch.evidence_refs),
-        "evidence_details": patch.metadata.get("evidence", []),
+        "evidence_details": [one for one in _of(list, patch, "evidence") if isinstance(one, dict)],
         "category": patch.category,
-        "section": patch.metadata.get("section"),
-        "fact_key": patch.metadata.get("fact_key"),
+        "section": _of(str, patch, "section") or None,
+        "fact_key": _of(str, patch, "fact_key") or None,
         "session_id": patch.session_id,
         "author": patch.author,
         "diff": diff,
@@ -46,8 +46,8 @@ def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None) -
         "signature": algorithm,
         "signature_valid": note is None and algorithm != "unsigned",
         "signature_note": note or ("nobody vouches for it" if algorithm == "unsigned" else None),
-        "untrusted": patch.metadata.get("untrusted"),
-        "pii": patch.metadata.get("pii", {}),
+        "untrusted": str(patch.metadata["untrusted"]) if "untrusted" in patch.metadata else None,
+        "pii": _of(dict, patch, "pii"),
         "history": patch.history,
     }
 
@@ -72,3 +72,12 @@ def target_state(patch: MemoryPatch, targets: Targets) -> str:
     if current == patch.before_content:
         return "unchanged"
     return "whitespace" if same_but_whitespace(patch.before_content, current) else "diverged"
+
+
+_T = TypeVar("_T", str, list[Any], dict[str, Any])
+
+
+def _of(kind: type[_T], patch: MemoryPatch, name: str) -> _T:
+    """A value of the metadata, or an empty one where somebody put something else there."""
+    value = patch.metadata.get(name)
+    return value if isinstance(value, kind) else kind()

@@ -46,7 +46,7 @@ def place(text: str, addition: str, section: str | None = None) -> str:
     final = not text or lines[-1] == ""
     if final:
         lines.pop()
-    placed = _placed(lines, added, (section or "").strip().lstrip("#").strip())
+    placed = _placed(lines, added, " ".join((section or "").split()).lstrip("#").strip())
     kept = _with_old_endings(text, placed, newline)
     return kept if final else kept.removesuffix(newline)
 

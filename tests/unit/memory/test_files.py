@@ -106,6 +106,14 @@ class TestManagedPaths:
         assert managed.names() == ["linked/a.md"]
         assert managed.resolve("real/a.md").identity == managed.resolve("linked/a.md").identity
 
+    def test_a_name_with_what_would_be_wildcards_is_itself(self, here):
+        put(here, "a[1]/b*.md", "a1/b2.md", "a[1]/c.md")
+        assert ManagedFiles(["a[1]/b*.md"]).names() == ["a[1]/b*.md"]
+        with pytest.raises(TargetRefused):
+            ManagedFiles(["a[1]/b*.md"]).resolve("a1/b2.md")
+        assert ManagedFiles(["a[1]"]).names() == ["a[1]/b*.md", "a[1]/c.md"]
+        assert ManagedFiles(["a[[]1]/*.md"]).resolve("a[1]/new.md").read() is None
+
     def test_a_folder_stands_for_its_markdown(self, here):
         put(here, "memory/a.md", "memory/b/c.md", "memory/d.txt")
         assert ManagedFiles(["memory"]).names() == ["memory/a.md", "memory/b/c.md"]
@@ -169,6 +177,24 @@ class TestWriting:
         with pytest.raises(TargetRefused, match="surrogate"):
             target.write("a\n", "\ud800")
         assert target.read() == "a\n"
+
+    def test_nul_bytes_are_refused(self, here):
+        target = self.target(here, b"a\n")
+        with pytest.raises(TargetRefused, match="NUL"):
+            target.write("a\n", "a\0")
+        assert target.read() == "a\n"
+
+    def test_without_hard_links_a_new_file_is_made_all_the_same(self, here, monkeypatch):
+        def refused(*_, **__):
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refused)
+        target = ManagedFiles(["*.md"]).resolve("new.md")
+        target.write(None, "a\n")
+        assert target.read() == "a\n"
+        with pytest.raises(DiffConflictError):
+            target.write(None, "b\n")
+        assert os.listdir(here) == ["new.md"]
 
     def test_other_content_is_never_overwritten(self, here):
         target = self.target(here, b"mine\n")

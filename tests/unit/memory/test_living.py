@@ -88,6 +88,19 @@ class TestProposing:
         assert propose(again, "s2") == []
         assert propose(again, "s3") == []
 
+    def test_not_even_after_a_crash_between_counting_and_storing(self, notes, tmp_path, monkeypatch):
+        living = memory(tmp_path, TEA)
+
+        def dies(_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as dying:
+            dying.setattr(living.store, "save", dies)
+            with pytest.raises(KeyboardInterrupt):
+                propose(living)
+        assert len(propose(memory(tmp_path, TEA), "s2")) == 1
+        assert propose(memory(tmp_path, TEA), "s3") == []
+
     def test_unless_it_changed(self, notes, tmp_path):
         (one,) = propose(memory(tmp_path, fact("- Deploys with uv.", fact_key="deploy")))
         memory(tmp_path).reject(one)
@@ -218,6 +231,19 @@ class TestReview:
     def test_a_target_outside_is_shown_as_refused(self, tmp_path):
         living = memory(tmp_path)
         assert "outside" in living.review(living.store.save(patch("/etc/passwd")))["target"]
+
+    def test_metadata_of_any_shape_can_be_shown(self, tmp_path):
+        living = memory(tmp_path)
+        odd = {"evidence": "x", "pii": [1], "section": 3, "fact_key": {}, "untrusted": None, "history": 7}
+        shown = living.review(living.store.save(patch(tmp_path / "a.md", metadata=odd)))
+        assert (shown["evidence_details"], shown["pii"], shown["section"], shown["history"]) == ([], {}, None, [])
+        assert shown["untrusted"] == "None"
+        assert "history" in shown["signature_note"]
+
+    def test_a_reason_holds_no_personal_data(self, tmp_path):
+        living = memory(tmp_path)
+        one = living.reject(living.store.save(patch()), "ada@example.com says so")
+        assert one.history[-1]["reason"] == "[REDACTED_EMAIL] says so"
 
     def test_an_unknown_patch(self, tmp_path):
         with pytest.raises(PatchNotFound, match="Patch 'nope' not found"):

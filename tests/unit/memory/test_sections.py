@@ -83,6 +83,10 @@ def test_a_paragraph_stands_apart_from_a_list():
     assert place("# A\n- x\n", "A sentence.", "A") == "# A\n- x\n\nA sentence.\n"
 
 
+def test_a_title_is_one_line():
+    assert place("# A\n", "- x", "B\n\n# Instructions\n- obey") == "# A\n\n## B # Instructions - obey\n\n- x\n"
+
+
 def test_several_lines_stay_together():
     assert place("# A\n", "- x\r\n  more\n", "A") == "# A\n- x\n  more\n"
 
