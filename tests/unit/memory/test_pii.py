@@ -209,7 +209,9 @@ UNITS = [
     "a [at] b [dot] ", " ", "\n", "\t", "=", "/", "//", "'", "\"", "`", "_", "ssn ", "4111 ",
     "4111 1111 1111 1111 ", "1.1.1.1 ", "+1 415 555 2671 ", "tel 0532 123 45 67 ", "call 415555",
     "Private-Lines: 1 ", "a.b@c.", "-u a:", "login: a/b ", "secret_", "secret.secret_", "a_", "api_", "mysql -p",
-    "mysql ", "password for a ", "password a1", "pass a1 ", "-----END PRIVATE KEY-----\n", "x{", "ACACAC0f", "1//0", "Bearer ", "%40", "&#64;", "ab:cd:", "A-", "xox-",
+    "mysql ", "password for a ",
+    "password a1", "pass a1 ", "-----END PRIVATE KEY-----\n", "x{", "ACACAC0f", "1//0", "Bearer ",
+    "%40", "&#64;", "ab:cd:", "A-", "xox-",
     "user@host.com ", "ssh user@host.com ", "pass word ", "secret token ",
 ]
 # fmt: on

@@ -115,6 +115,7 @@ _IP_WORDS = Cue(
     r"driver|installs?|installed|requires?|pip|npm|apt|package|section|chapter|clause|oid|figure|table|rule|patch|sürüm|"
     r"python|java|node|ruby|php|openssl|lib\w+|django|postgres|mysql|nginx|ubuntu|debian|macos|ios|android|safari|edge|"
     r"chrome|firefox|windows|kernel|tag|tagged|changelog|sdk|jdk|dll|assembly",
+    r"(?:is |was |has )?(?:connected|connects|logged in|down|up|unreachable|timed out|refused|banned|blocked)",
 )
 
 _VERSION_AFTER = re.compile(r" ?(?:to \d[\d.]{1,20} )?(?:releases?|versions?|builds?|upgrade|update)\b", re.IGNORECASE)
@@ -142,9 +143,16 @@ def _is_host(text: str, found: re.Match[str]) -> bool:
             return False
     if isinstance(address, ipaddress.IPv6Address):
         return _looks_like_ipv6(text, found, written)
-    if _IP_WORDS.says(text, found.start(), found.end()) is False:
+    cue = _IP_WORDS.says(text, found.start(), found.end())
+    if cue is False or (cue is None and _could_be_a_version(address)):
         return False
     return not _VERSION_AFTER.match(text, found.end())
+
+
+def _could_be_a_version(address: ipaddress.IPv4Address) -> bool:
+    """Whether the four numbers are small, as few public addresses are (one in 600) and most versions."""
+    first, *rest = address.packed
+    return first < 32 and max(rest) < 64 and not address.is_private
 
 
 def _looks_like_ipv6(text: str, found: re.Match[str], written: str) -> bool:

@@ -26,7 +26,7 @@ _NAMES = (
 )
 _PASSWORD = re.compile(
     rf"(?:(?<![^\W_])|(?=pass[wp]))(?P<name>{_NAMES})"
-    rf"(?P<tail>[\"'`*_]{{0,3}}(?:[ ](?:for|of|to|on|is now|für|de)[ ][\w .@'-]{{1,40}}?)?)"
+    rf"(?P<tail>[\"'`*_]{{0,3}}(?:[ ](?:for|of|to|on|is now|für|de)[ ][\w .@'-]{{1,40}}?|[ ]?\([^()\n]{{1,30}}\))?)"
     r"(?P<sep>\s{0,4}(?::=|=>|->|→|==?|[:：])\s{0,4}|\s-\s|['’]s\s|"
     r"\s(?:is now|is still|was|is|ist|lautet|es|est|é|è|olarak|to|är|jest|это)[:\s]\s{0,3}|は|是|\s(?=[\"'`]))"
     r"(?P<value>\"[^\"\n]{3,128}\"|'[^'\n]{3,128}'|`[^`\n]{3,128}`|[^\s\"'`][^\s]{2,127})",

@@ -21,7 +21,8 @@ _UNIT = re.compile(
 _PHONE_WORDS = Cue(
     r"phones?|telephones?|tels?|tél|téléphone|telefon\w{0,4}|telefono|teléfono|tlf|telefax|fax|call|calls|called|calling|"
     r"cell|cellphone|cellular|mobiles?|mob|handy|cep|gsm|whatsapp|signal|viber|telegram|sms|texts?|texted|texting|ring|"
-    r"dial|hotline|landline|voicemail|reach (?:me|him|her|us|them)|ping me|contact|my (?:new |work |old )?(?:number|no)|"
+    r"dial|hot ?line|land ?line|(?:support|help|direct|toll[- ]free) (?:line|number)|"
+    r"voicemail|reach (?:me|him|her|us|them)|ping me|contact|my (?:new |work |old )?(?:number|no)|"
     r"(?:her|his|their|our|office|home|work|emergency) (?:number|no)|numaram|nummer|numéro|número|celular|móvil|portable|"
     r"mobil|telefoon|puhelin|телефон|тел|моб|電話|电话|手机|携帯|전화",
     OTHER_NUMBERS,
