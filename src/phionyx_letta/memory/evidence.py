@@ -51,7 +51,9 @@ class Witness:
         """Each value of some length that the filter found in the session, line by line, and its kind; the longest first."""
         found = ((said.message.text[one.start : one.end], one.kind) for said in self._said for one in said.found)
         values = {line: kind for value, kind in found for line in value.splitlines() if not line.startswith("-----")}
-        ranked = sorted((value for value in values if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+        ranked = sorted(
+            (value for value in values if len(value) >= _SHORTEST_SECRET and not value.isalpha()), key=len, reverse=True
+        )
         return {value: values[value] for value in ranked[:_MOST_SECRETS]}
 
     def trusts(self, message: Message) -> bool:

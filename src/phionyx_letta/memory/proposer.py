@@ -93,7 +93,12 @@ async def collect_proposals(
         ProposerUnavailable: no usable answer for some part after every attempt; the session should be kept for later.
     """
     shown, seen = show_files({path: pii.filter_content(text).filtered_content for path, text in files.items()})
-    witness = Witness(messages, pii)
+    if not callable(getattr(proposer, "agenerate", None)) and not callable(getattr(proposer, "generate", None)):
+        raise ProposerUnavailable(
+            f"the proposer ({type(proposer).__name__}) has neither `agenerate` nor `generate`",
+            remedy="give an object with one of them, such as OpenAIProposer",
+        )
+    witness = await asyncio.to_thread(Witness, messages, pii)  # seconds for a megabyte: not in the caller's event loop
     parts = split_messages(witness.redacted, part_chars)
     report = ProposalReport(parts=len(parts), seen=seen)
     weighing = _Weighing(witness, files, pii, require_evidence, report)
@@ -164,7 +169,7 @@ class _Weighing:
             return self._clean(text, counts)
 
         evidence = self._witness.find_all(raw.evidence)
-        if not evidence and not self._strict:
+        if not evidence and raw.evidence and not self._strict:
             evidence = tuple(Evidence(clean(quote), -1, UNKNOWN, None) for quote in raw.evidence)
         elif not evidence:
             self.drop("its evidence is not in the transcript", raw.fact_key)

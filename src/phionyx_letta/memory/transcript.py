@@ -23,10 +23,14 @@ _ROLES = {
     "assistant": "assistant",
     "ai": "assistant",
     "agent": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
     "assistant_message": "assistant",
     "reasoning_message": "assistant",
     "tool": "tool",
     "function": "tool",
+    "observation": "tool",
+    "ipython": "tool",
     "tool_result": "tool",
     "tool_return": "tool",
     "tool_return_message": "tool",
@@ -36,9 +40,16 @@ _ROLES = {
     "system_message": "system",
 }
 _ROLE_LINE = re.compile(
-    r"(user|human|assistant|ai|agent|tool|function|system|developer)"
+    r"(user|human|assistant|ai|agent|bot|model|system|developer|observation|ipython|"
+    r"(?:tool|function)(?:[ _-]?(?:call|result|output|response|return|message)s?)?)"
     r"(?:[ \t]*[\[(]([^\])\n]{1,80})[\])])?[ \t]{0,4}:(?=[ \t\n]|$)[ \t]?",
     re.IGNORECASE,
+)
+# A role in a form that is not the seed's: "**Tool:** …", "[user] …", records as JSON. Such text is not a summary by its caller.
+_OTHER_FORM = re.compile(
+    r"^[^\w\n]{0,8}(?:user|human|assistant|ai|agent|bot|system|developer|tool|function|observation)\b[ \t]{0,3}(?:[^\w\s]|$)"
+    r"|[\"']role[\"']\s{0,3}:",
+    re.IGNORECASE | re.MULTILINE,
 )
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
@@ -48,7 +59,7 @@ class Message:
     """One message of a session.
 
     ``role`` is user, assistant, tool, system or ``UNKNOWN``; ``index`` counts from 0. ``forgeable`` is true where the
-    role itself rests on text that a tool may have written.
+    text may be a tool's all the same: it follows a tool's output, or names its speakers in a form that is not read.
     """
 
     role: str
@@ -81,7 +92,7 @@ _Part = tuple[str, str, str | None, bool]
 
 
 def _from_text(transcript: str) -> Iterator[_Part]:
-    role, identity, forgeable = UNKNOWN, None, False
+    role, identity, forgeable = UNKNOWN, None, _OTHER_FORM.search(transcript) is not None
     lines: list[str] = []
     fence = ""
     after_tool = False
@@ -92,12 +103,17 @@ def _from_text(transcript: str) -> Iterator[_Part]:
             lines.append(line)
             continue
         yield role, "\n".join(lines).strip("\n"), identity, forgeable
-        role, identity = _ROLES[start[1].lower()], start[2]
+        role, identity = _role(start[1]), start[2]
         forgeable = after_tool
         after_tool = after_tool or role == "tool"
         body = line[start.end() :]
         lines, fence = [body], _fence_after(body, "")
     yield role, "\n".join(lines).strip("\n"), identity, forgeable
+
+
+def _role(name: str) -> str:
+    name = name.lower()
+    return "tool" if name.startswith(("tool", "function")) else _ROLES[name]
 
 
 def _fence_after(line: str, fence: str) -> str:

@@ -34,6 +34,10 @@ class TestText:
             ("tool (search)", "tool"),
             ("tool [call_1]", "tool"),
             ("Function", "tool"),
+            ("tool_result", "tool"),
+            ("Tool output", "tool"),
+            ("Observation", "tool"),
+            ("bot", "assistant"),
             ("developer", "system"),
             ("system", "system"),
         ],
@@ -74,6 +78,7 @@ class TestText:
 
     def test_text_under_no_mark_has_no_speaker(self):
         assert told("just words\nof somebody") == [(UNKNOWN, "just words\nof somebody")]
+        assert not parse_transcript("the user chatted about tools: two facts")[0].forgeable
         assert told("preface\nuser: hi") == [(UNKNOWN, "preface"), ("user", "hi")]
 
     def test_what_follows_a_tool_in_text_may_be_forged(self):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import phonenumbers
 
+from phionyx_letta.errors import SettingsError
 from phionyx_letta.memory.pii import rules
 from phionyx_letta.memory.pii.added import kept
 from phionyx_letta.memory.pii.findings import KINDS, PLACEHOLDERS, Finding, PIIBackend
@@ -37,7 +38,7 @@ class MemoryPIIFilter:
         backend: a further source of findings, asked beside the rules.
 
     Raises:
-        ValueError: `detect` or `regions` names something unknown.
+        SettingsError: `detect` or `regions` names something unknown.
     """
 
     def __init__(
@@ -51,14 +52,16 @@ class MemoryPIIFilter:
         """Keep the choices; nothing is loaded."""
         self.kinds = frozenset(KINDS if detect is None else [detect] if isinstance(detect, str) else detect)
         if unknown := self.kinds - set(KINDS):
-            raise ValueError(f"unknown kind of personal data {sorted(unknown)}; choose from {', '.join(KINDS)}")
+            raise SettingsError(
+                f"unknown kind of personal data {sorted(unknown)}", remedy=f"choose from {', '.join(KINDS)}"
+            )
         self.redact = redact
         if regions is None:
             regions = load_settings().pii_regions
         regions = regions.split(",") if isinstance(regions, str) else regions
         self.regions = tuple(region.strip().upper() for region in regions)
         if strange := set(self.regions) - phonenumbers.SUPPORTED_REGIONS:
-            raise ValueError(f"unknown region {sorted(strange)}; use ISO 3166 codes such as US, GB, DE")
+            raise SettingsError(f"unknown region {sorted(strange)}", remedy="use ISO 3166 codes such as US, GB, DE")
         self.backend = backend
 
     def filter_content(self, text: str) -> PIIFilterResult:

@@ -34,6 +34,8 @@ class _OneForOne(dict[int, str | int]):
             form = " "
         else:
             form = unicodedata.normalize("NFKC", character)
+        if len(self) > 20_000:  # texts of every character there is must not fill the memory
+            self.clear()
         self[code] = form if len(form) == 1 else character
         return self[code]
 
