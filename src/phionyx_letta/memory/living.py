@@ -7,6 +7,7 @@ the log before it is written: one that was cut short is finished by doing it aga
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -16,11 +17,13 @@ from phionyx_letta.errors import (
     IllegalTransition,
     InvalidPatch,
     PatchNotFound,
+    TargetRefused,
     UntrustedPatch,
 )
 from phionyx_letta.ledger.store import EnvelopeStore
+from phionyx_letta.memory.deciding import applicable, changed_at, last_detail, require
 from phionyx_letta.memory.managed import ManagedFiles
-from phionyx_letta.memory.merging import merge, reverse_merge, same_but_whitespace
+from phionyx_letta.memory.merging import merge, reverse_merge
 from phionyx_letta.memory.occurrences import Occurrences
 from phionyx_letta.memory.opening import (
     OCCURRENCE_PATH,
@@ -37,11 +40,13 @@ from phionyx_letta.memory.proposing import Proposing, placed_again
 from phionyx_letta.memory.recording import MutationRecorder
 from phionyx_letta.memory.reviewing import described
 from phionyx_letta.memory.routing import MemoryFileRouter
-from phionyx_letta.memory.store import Patches
+from phionyx_letta.memory.stored import Patches
 from phionyx_letta.memory.targets import Target, Targets
 from phionyx_letta.signing import Signer, Verifier
 
 __all__ = ["LivingMemory"]
+
+_log = logging.getLogger(__name__)
 
 
 class LivingMemory:
@@ -184,7 +189,8 @@ class LivingMemory:
     def _applied_at_once(self, patch: MemoryPatch) -> MemoryPatch:
         try:
             return self.apply(patch, by=patch.author, reason="no approval is required")
-        except DiffConflictError:  # an edit in this very moment: the patch says so, the session's others go on
+        except (DiffConflictError, TargetRefused) as error:  # the patch stays, and the session's others go on
+            _log.warning("patch %s was not applied: %s", patch.patch_id, error)
             return self._load(patch)
 
     # -- deciding ------------------------------------------------------------------------------------------------
@@ -197,7 +203,7 @@ class LivingMemory:
         """
         with self.store.exclusive():
             found = self._load(patch)
-            _require(found, "approve", ("pending",))
+            require(found, "approve", ("pending",))
             check_trust(found, self.verifier)
             return self._moved(found, "approved", by, reason)
 
@@ -209,7 +215,8 @@ class LivingMemory:
         """
         with self.store.exclusive():
             found = self._load(patch)
-            _require(found, "reject", ("pending", "approved", "conflict"))
+            require(found, "reject", ("pending", "approved", "conflict"))
+            self._require_unwritten(found)
             details = {}
             try:
                 check_trust(found, self.verifier)
@@ -228,8 +235,9 @@ class LivingMemory:
         """
         with self.store.exclusive():
             found = self._load(patch)
-            _require(found, "edit", ("pending", "approved", "conflict"))
+            require(found, "edit", ("pending", "approved", "conflict"))
             check_trust(found, self.verifier)
+            self._require_unwritten(found)
             author = by or reviewer()
             new = self._proposing.successor(found, found.before_content, after_content, "edited_from", author)
             self._moved(found, "rejected", by, reason or f"edited as {new.patch_id}", {"replaced_by": new.patch_id})
@@ -245,14 +253,14 @@ class LivingMemory:
         """
         with self.store.exclusive():
             found = self._load(patch)
-            _require(found, "apply", ("pending", "approved"))
+            require(found, "apply", ("pending", "approved"))
             check_trust(found, self.verifier)
             target = self.targets.resolve(found.file_path)
             current = target.read()
-            text = _applicable(found, current)
+            text = applicable(found, current)
             if text is None:
                 self._refuse(found, current, by)
-            if _last_detail(found, "writes") != content_hash(text):  # else it was written already, or is about to be
+            if last_detail(found, "writes") != content_hash(text):  # else it was written already, or is about to be
                 details = {"writes": content_hash(text), "over": content_hash(current or "")}
                 self._moved(found, "approved", by, reason, details)
             self._write(target, found, current, text, by)
@@ -272,9 +280,12 @@ class LivingMemory:
         """
         with self.store.exclusive():
             found = self._load(patch)
-            _require(found, "rebase", ("pending", "approved", "conflict"))
+            require(found, "rebase", ("pending", "approved", "conflict"))
             check_trust(found, self.verifier)
+            self._require_unwritten(found)
             current = self.targets.resolve(found.file_path).read()
+            if current == found.before_content and found.status != "conflict":
+                raise IllegalTransition(f"{found.file_path} has not diverged from patch {found.patch_id}", "apply it")
             merged = merge(found.before_content, found.after_content, current or "")
             if merged is None and self._only_patches_wrote(found, current or ""):
                 merged = placed_again(found, current or "")
@@ -299,7 +310,7 @@ class LivingMemory:
         """
         with self.store.exclusive():
             found = self._load(patch_id)
-            _require(found, "revert", ("applied",))
+            require(found, "revert", ("applied",))
             check_trust(found, self.verifier)
             target = self.targets.resolve(found.file_path)
             current = target.read()
@@ -333,6 +344,21 @@ class LivingMemory:
         transition(patch, to, by=by or reviewer(), reason=said, signer=self.signer, details=details)
         self.store.update(patch)
         return patch
+
+    def _require_unwritten(self, patch: MemoryPatch) -> None:
+        """Refuse to give up a patch that `apply` wrote but could not record any more: the log would then explain nothing."""
+        writes = last_detail(patch, "writes") if patch.status == "approved" else None
+        if writes is None:
+            return
+        try:
+            current = self.targets.resolve(patch.file_path).read()
+        except TargetRefused:
+            return
+        if content_hash(current or "") == writes:
+            raise IllegalTransition(
+                f"patch {patch.patch_id} was written already, by a run that was cut short",
+                "apply it to finish that, then revert it if you do not want it",
+            )
 
     def _refuse(self, patch: MemoryPatch, current: str | None, by: str | None) -> NoReturn:
         found = content_hash(current) if current is not None else ""
@@ -369,35 +395,5 @@ class LivingMemory:
         if wanted == patch.metadata.get("found"):
             return True
         done = [one for status in ("applied", "reverted") for one in self.store.list_by_status(status)]
-        last = max((one for one in done if one.file_path == patch.file_path), key=_changed_at, default=None)
-        return last is not None and _last_detail(last, "wrote") == wanted
-
-
-def _require(patch: MemoryPatch, act: str, statuses: tuple[str, ...]) -> None:
-    if patch.status not in statuses:
-        raise IllegalTransition(
-            f"Patch {patch.patch_id} has status '{patch.status}', cannot {act}.",
-            f"only {' or '.join(statuses)} patches can",
-        )
-
-
-def _applicable(patch: MemoryPatch, current: str | None) -> str | None:
-    """The text to write, or None where the target has diverged."""
-    if current is None:
-        return None if patch.before_content else patch.after_content
-    if current == patch.before_content:
-        return patch.after_content
-    if patch.status == "approved" and _last_detail(patch, "writes") == content_hash(current):
-        return current  # written by a run that was cut short before it could say so
-    if same_but_whitespace(patch.before_content, current):
-        return merge(patch.before_content, patch.after_content, current)
-    return None
-
-
-def _last_detail(patch: MemoryPatch, name: str) -> Any:
-    details = patch.history[-1].get("details") if patch.history else None
-    return details.get(name) if isinstance(details, dict) else None
-
-
-def _changed_at(patch: MemoryPatch) -> str:
-    return patch.reverted_at or patch.applied_at or ""
+        last = max((one for one in done if one.file_path == patch.file_path), key=changed_at, default=None)
+        return last is not None and last_detail(last, "wrote") == wanted

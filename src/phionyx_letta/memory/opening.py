@@ -8,7 +8,8 @@ from pathlib import Path
 from phionyx_letta.memory.kept import KeptSessions
 from phionyx_letta.memory.occurrences import Occurrences, OccurrenceTracker
 from phionyx_letta.memory.pii import MemoryPIIFilter
-from phionyx_letta.memory.store import Patches, PatchStore
+from phionyx_letta.memory.store import PatchStore
+from phionyx_letta.memory.stored import Patches
 from phionyx_letta.signing import Ed25519Signer, HmacSigner, Signer, UnsignedSigner, Verifier, get_signer
 
 __all__ = ["OCCURRENCE_PATH", "STORE_PATH", "keys", "open_kept", "open_occurrences", "open_store", "reviewer"]

@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from phionyx_letta.diff import content_hash
@@ -24,7 +24,7 @@ from phionyx_letta.memory.pii import MemoryPIIFilter
 from phionyx_letta.memory.proposer import Evidence, Proposal, collect_proposals
 from phionyx_letta.memory.routing import MemoryFileCategory, MemoryFileRouter
 from phionyx_letta.memory.sections import place
-from phionyx_letta.memory.store import Patches
+from phionyx_letta.memory.stored import Patches
 from phionyx_letta.memory.targets import Target, Targets
 from phionyx_letta.memory.transcript import UNKNOWN, Message, parse_transcript
 from phionyx_letta.signing import Signer
@@ -43,7 +43,9 @@ class _Found:
 
     proposal: Proposal
     messages: Sequence[Message]
-    texts: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str]
+    shown: dict[int, str]
+    """Messages that were filtered already, by index."""
 
 
 class _Cleaner:
@@ -125,7 +127,8 @@ class Proposing:
         for dropped in report.dropped:
             _log.warning("the proposal %r was dropped: %s", dropped.fact_key, dropped.reason)
         texts: dict[str, str] = {}
-        return [_Found(proposal, messages, texts) for proposal in report.proposals]
+        shown: dict[int, str] = {}
+        return [_Found(proposal, messages, texts, shown) for proposal in report.proposals]
 
     def _texts(self) -> dict[str, str]:
         found = {}
@@ -169,7 +172,7 @@ class Proposing:
             "section": section,
             "content": content,
             "found": content_hash(target.read() or ""),
-            "evidence": [self._in_context(one, found.messages) for one in proposal.evidence],
+            "evidence": [self._in_context(one, found) for one in proposal.evidence],
             "pii": dict(cleaner.counts),
             "pii_filtered": bool(cleaner.counts),
         }
@@ -268,11 +271,13 @@ class Proposing:
             return clean
         return f"{clean}-{hashlib.sha256(session_id.encode('utf-8', 'surrogatepass')).hexdigest()[:4]}"
 
-    def _in_context(self, evidence: Evidence, messages: Sequence[Message]) -> dict[str, Any]:
+    def _in_context(self, evidence: Evidence, found: _Found) -> dict[str, Any]:
         """A quote with the words around it, all of it filtered."""
         quote = self._pii.filter_content(evidence.quote).filtered_content
-        message = next((one for one in messages if one.index == evidence.message_index), None)
-        text = self._pii.filter_content(message.text).filtered_content if message is not None else ""
+        if evidence.message_index not in found.shown:
+            said = next((one.text for one in found.messages if one.index == evidence.message_index), "")
+            found.shown[evidence.message_index] = self._pii.filter_content(said).filtered_content
+        text = found.shown[evidence.message_index]
         at = max(0, text.casefold().find(quote.casefold()))
         start, end = max(0, at - _CONTEXT_CHARS), at + len(quote) + _CONTEXT_CHARS
         return {

@@ -1,4 +1,4 @@
-"""Where patches live: the protocol, and the seed's append-only JSONL file.
+"""The seed's store of patches: an append-only JSONL file.
 
 Each line is one state of a patch; the newest of a patch is its state. The few fields that lists need stand first in a line, so
 that a store of thousands of patches opens without reading their content. Writers of several processes are kept apart by a lock on
@@ -14,23 +14,22 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from phionyx_letta._canonical import JSON_ERRORS
 from phionyx_letta.errors import InvalidPatch, PatchNotFound, StoreError
 from phionyx_letta.memory.patches import MemoryPatch, PatchStatus
+from phionyx_letta.memory.stored import HEAD, PatchSummary, patch_json
 
 try:
     import fcntl
 except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["HEAD", "PatchStore", "PatchSummary", "Patches", "exclusive_file", "patch_json"]
+__all__ = ["PatchStore", "exclusive_file"]
 
-HEAD = ("patch_id", "status", "created_at", "file_path", "category", "session_id", "author", "rationale")
 _HEAD_END = b', "after_content": '  # cannot stand inside a JSON text: there every quote has a backslash before it
 _FIRST, _SECOND = b'{"patch_id": "', b'", "status": "'
 _STATUS_AT = {f'{status}"'[:8].encode(): status.encode() for status in get_args(PatchStatus)}
@@ -38,73 +37,6 @@ _STATUS_AT = {f'{status}"'[:8].encode(): status.encode() for status in get_args(
 _BRACE = ord("}")
 _PIECE = 1 << 20  # bytes read at once: what fits the processor's caches is twice as quick
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PatchSummary:
-    """What a list shows of a patch, read without its content."""
-
-    patch_id: str
-    status: str
-    created_at: str
-    file_path: str
-    category: str
-    session_id: str | None
-    author: str
-    rationale: str
-
-
-class Patches(Protocol):
-    """A store of patches; several threads and processes may use one at once. Patches come oldest first."""
-
-    def exclusive(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the store alone, among all processes; may be entered again by the thread that holds it."""
-        ...
-
-    def save(self, patch: MemoryPatch) -> MemoryPatch:
-        """Add a patch; it is durable on return.
-
-        Raises:
-            InvalidPatch: its id is taken, or it is not JSON.
-            StoreError: the store cannot be written.
-        """
-        ...
-
-    def update(self, patch: MemoryPatch) -> None:
-        """Record a new state of a patch; it is durable on return.
-
-        Raises:
-            PatchNotFound: it was never saved.
-        """
-        ...
-
-    def get(self, patch_id: str) -> MemoryPatch | None:
-        """Return the newest state of a patch, or None."""
-        ...
-
-    def find(self, prefix: str) -> list[str]:
-        """Return the ids that begin with this text."""
-        ...
-
-    def status(self, patch_id: str) -> str | None:
-        """Return a patch's status without reading its content, or None where there is no such patch."""
-        ...
-
-    def summaries(self, status: str | None = None, *, limit: int | None = None) -> list[PatchSummary]:
-        """Return what lists show, without reading content; the newest `limit` of them, oldest first."""
-        ...
-
-    def list_by_status(self, status: str | None = None, *, limit: int | None = None) -> list[MemoryPatch]:
-        """Return patches in this status now, or all; the newest `limit` of them, oldest first."""
-        ...
-
-    def pending_patches(self) -> list[MemoryPatch]:
-        """Return the patches that wait for a decision."""
-        ...
-
-    def count(self, status: str | None = None) -> int:
-        """Return how many patches are in this status now, or all."""
-        ...
 
 
 _Place = tuple[int, int, bytes, Any]
@@ -121,6 +53,7 @@ class PatchStore:
         self._places: dict[str, _Place] = {}
         self._read_to = 0
         self._last_read = b""
+        self._torn_at: int | None = None
         self._file_id: tuple[int, int] | None = None
         self._mutex = threading.RLock()
         self._held: FileIO | None = None
@@ -274,7 +207,8 @@ class PatchStore:
             taken = self._index_piece(data)
             self._read_to += taken
             if not taken and len(data) < piece:  # the end
-                if data.strip():
+                if data.strip() and self._torn_at != self._read_to:
+                    self._torn_at = self._read_to
                     _log.warning("%s ends in half a line: its writer was cut short before it could say so", self.path)
                 return
             piece = _PIECE if taken else 2 * piece  # a line longer than the piece
@@ -371,22 +305,6 @@ class PatchStore:
             raise StoreError(
                 f"the patch store {self.path} cannot be used: {error.strerror}", "check its permissions and the disk"
             ) from None
-
-
-def patch_json(patch: MemoryPatch) -> str:
-    """Return one line of JSON, what lists need first.
-
-    Raises:
-        InvalidPatch: the metadata are not JSON.
-    """
-    data = patch.to_dict()
-    ordered: dict[str, Any] = {name: data.pop(name) for name in HEAD}
-    ordered["after_content"] = data.pop("after_content")
-    try:
-        return json.dumps({**ordered, **dict(sorted(data.items()))}, allow_nan=False)
-    except JSON_ERRORS as error:
-        message = f"patch {patch.patch_id} is not JSON: {type(error).__name__}"
-        raise InvalidPatch(message, "keep text, numbers, lists and dicts in it") from None
 
 
 @contextlib.contextmanager

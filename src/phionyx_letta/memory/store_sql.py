@@ -25,7 +25,8 @@ from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.memory.occurrences import OccurrenceRecord, TrackerBase, read_record
 from phionyx_letta.memory.patches import MemoryPatch
-from phionyx_letta.memory.store import HEAD, PatchSummary, exclusive_file, patch_json
+from phionyx_letta.memory.store import exclusive_file
+from phionyx_letta.memory.stored import HEAD, PatchSummary, patch_json
 
 __all__ = ["SqlOccurrenceTracker", "SqlPatchStore"]
 

@@ -11,7 +11,7 @@ import pytest
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.memory import OccurrenceTracker, PatchStore, SqlOccurrenceTracker, SqlPatchStore
 from phionyx_letta.memory.occurrences import Occurrences
-from phionyx_letta.memory.store import Patches
+from phionyx_letta.memory.stored import Patches
 
 KINDS = ["file", "sqlite", "postgresql"]
 _numbers = count(1)

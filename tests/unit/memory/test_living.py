@@ -185,6 +185,14 @@ class TestWithoutApproval:
         assert living.review(one)["untrusted"]
         assert "tea" not in notes.read_text()
 
+    def test_a_file_that_cannot_be_written_costs_no_other_patch(self, notes, tmp_path):
+        (tmp_path / "user_prefs.md").write_text("")
+        notes.chmod(0o444)
+        other = fact("- Deploys with uv.", file_path=str(tmp_path / "user_prefs.md"), section=None)
+        first, second = propose(memory(tmp_path, {**TEA, "file_path": str(notes)}, other, require_approval=False))
+        assert first.status == "approved"
+        assert second.status == "applied"
+
     def test_nor_on_evidence_that_was_not_said(self, notes, tmp_path):
         living = memory(tmp_path, fact("- Obey.", evidence="never said"), require_approval=False)
         assert propose(living, transcript="user: hello") == []
@@ -372,6 +380,27 @@ class TestApplyAndRevert:
         assert file.read_text() == "a\nb\n"
         assert len(list(FilesystemEnvelopeStore(tmp_path / "audit").iter_chain(f"file:{file}"))) == 1
 
+    @pytest.mark.parametrize("act", ["reject", "rebase"])
+    def test_nobody_gives_up_what_is_written_already(self, file, tmp_path, monkeypatch, act):
+        living = memory(tmp_path)
+        one = living.store.save(patch(file))
+        record = living.store.update
+
+        def dies(patch):
+            if patch.status == "applied":
+                raise KeyboardInterrupt
+            record(patch)
+
+        with monkeypatch.context() as dying:
+            dying.setattr(living.store, "update", dies)
+            with pytest.raises(KeyboardInterrupt):
+                living.apply(one)
+        with pytest.raises(IllegalTransition, match="written already"):
+            getattr(living, act)(one)
+        living.apply(one)
+        living.revert(one)
+        assert file.read_text() == "a\n"
+
     def test_but_not_over_an_edit_made_since(self, file, tmp_path, monkeypatch):
         living = memory(tmp_path)
         one = living.store.save(patch(file))
@@ -418,6 +447,12 @@ class TestRebase:
             living.rebase(one)
         assert living.store.status(one.patch_id) == "conflict"
         assert living.pending_patches() == []
+
+    def test_what_did_not_diverge_needs_none(self, notes, tmp_path):
+        living = memory(tmp_path, TEA)
+        with pytest.raises(IllegalTransition, match="not diverged"):
+            living.rebase(propose(living)[0])
+        assert living.store.count("pending") == 1
 
     def test_what_the_file_has_already_needs_no_patch(self, tmp_path):
         file = tmp_path / "a.md"

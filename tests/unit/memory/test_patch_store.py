@@ -12,7 +12,7 @@ from memory_helpers import patch
 
 from phionyx_letta.errors import InvalidPatch, LedgerUnavailable, PatchNotFound, StoreError
 from phionyx_letta.memory import PatchStore, SqlPatchStore
-from phionyx_letta.memory.store import PatchSummary
+from phionyx_letta.memory.stored import PatchSummary
 
 
 def several(store, *statuses: str) -> list:
@@ -190,6 +190,13 @@ class TestTheFile:
             assert store.list_by_status() == [one]
             other = store.save(patch())
             assert PatchStore(path).list_by_status() == [one, other]
+
+    def test_half_a_line_is_named_once(self, path, caplog):
+        path.write_text('{"half')
+        store = PatchStore(path)
+        for _ in range(3):
+            assert store.list_by_status() == []
+        assert caplog.text.count("half a line") == 1
 
     def test_half_a_line_that_ends_like_a_whole_one_hides_no_older_state(self, path):
         store = PatchStore(path)
