@@ -96,6 +96,11 @@ HARMLESS = [
     (user("I use µs, not ms, in logs ❤️"), "- Logs are in µs ❤️.", ["I use µs, not ms"]),
     (page("uv 0.5 is out", "good, I always deploy with uv"), "- Deploys with uv.", ["I always deploy with uv"]),
     ("Use pytest always", "- The user prefers pytest for tests.", ["Use pytest always"]),
+    (user("run tests with pytest -q"), "- Tests are run with pytest -q.", ["run tests with pytest -q"]),
+    (user("never push to main directly"), "- Never pushes to main directly.", ["never push to main directly"]),
+    (user("when I say ship it, deploy to staging"), '- "Ship it" means deploy to staging.', ["when I say ship it"]),
+    (user("you should know I hate tabs"), "- Hates tabs.", ["you should know I hate tabs"]),
+    (user("that was wrong, the port is 8283"), "- The port is 8283, not another.", ["the port is 8283"]),
 ]
 
 
