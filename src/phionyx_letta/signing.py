@@ -117,6 +117,10 @@ class Ed25519Signer:
         """Return 32 bytes by HKDF-SHA256 (RFC 5869) from the seed."""
         return _hkdf(self._seed, purpose)
 
+    def verifier(self) -> Ed25519Verifier:
+        """Return what checks this key's signatures."""
+        return Ed25519Verifier(self.public_key_hex, self.key_id)
+
     def __repr__(self) -> str:
         """Name the key, not its value."""
         return f"Ed25519Signer(key_id={self.key_id!r})"
@@ -143,6 +147,10 @@ class HmacSigner:
     def derive_key(self, purpose: str) -> bytes:
         """Return 32 bytes by HKDF-SHA256 (RFC 5869) from the secret."""
         return _hkdf(self._secret, purpose)
+
+    def verifier(self) -> HmacVerifier:
+        """Return what checks this secret's signatures."""
+        return HmacVerifier(self._secret.decode("utf-8", "surrogatepass"))
 
     def __repr__(self) -> str:
         """Name the key, not its value."""

@@ -15,12 +15,11 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from phionyx_letta._canonical import JSON_ERRORS
-from phionyx_letta.envelope import CONTENT_UNKNOWN, GENESIS_HASH, DraftEnvelope, canonical_json, envelope_line
-from phionyx_letta.errors import InvalidMutation, SigningKeyError, StaleHeadError
+from phionyx_letta.envelope import CONTENT_UNKNOWN, GENESIS_HASH, DraftEnvelope, Signs, canonical_json, envelope_line
+from phionyx_letta.errors import InvalidMutation, StaleHeadError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, insert_rows, upsert_rows
-from phionyx_letta.ledger.tree import LogWriter
-from phionyx_letta.signing import Signer
+from phionyx_letta.ledger.tree import LogWriter, derived_key
 
 _STATE_PURPOSE = "phionyx-letta/block-state/v1"
 
@@ -49,7 +48,7 @@ class BlockState:
 class LedgerWriter:
     """Collects envelopes and writes them, with the heads they lead to, in a handful of statements."""
 
-    def __init__(self, connection: Connection, signer: Signer | None = None) -> None:
+    def __init__(self, connection: Connection, signer: Signs | None = None) -> None:
         """Read where the ledger ends.
 
         Args:
@@ -307,8 +306,5 @@ class LedgerWriter:
         return BlockState(None, 0, 0, "", None, -1)
 
 
-def _state_key(signer: Signer | None) -> bytes | None:
-    try:
-        return signer.derive_key(_STATE_PURPOSE) if signer is not None else None
-    except SigningKeyError:  # unsigned
-        return None
+def _state_key(signer: Signs | None) -> bytes | None:
+    return derived_key(signer, _STATE_PURPOSE)
