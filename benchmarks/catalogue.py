@@ -156,6 +156,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         at_most("diff-rewrite-100k", "diff of a full rewrite of 100 kB", "ms", 1_000, library.diff_rewrite),
         at_most("diff-longest", "slowest diff of all shapes up to 1 MB", "ms", 20, library.diff_longest),
         at_least("verify", "100 000 signed envelopes, rate / bare Ed25519 rate", "x", 0.7, library.verify_rate),
+        at_most("pii", "personal data looked for in prose, per kilobyte", "ms", 5, library.pii_cost),
         at_most("verify-memory", "growth of memory, 10 000 to 100 000 envelopes", "MB", 4, library.verify_memory),
         at_most("import", "import phionyx_letta, above a bare start of Python", "ms", 100, library.import_time),
     )

@@ -42,7 +42,7 @@ def test_every_promise_of_speed_is_a_benchmark(names):
         *("capture-cpu", "seal-lag", "sealer"),
         *("filesystem-append", "filesystem-append-peer", "patch-store"),
         *("diff-append", "diff-rewrite-100k", "diff-longest"),
-        *("verify", "verify-memory", "import"),
+        *("verify", "verify-memory", "pii", "import"),
     }
 
 
