@@ -12,6 +12,7 @@ __all__ = [
     "NoteError",
     "PhionyxError",
     "ProofError",
+    "ReadRefused",
     "SettingsError",
     "SigningKeyError",
     "SinkConflict",
@@ -88,6 +89,10 @@ class SinkConflict(SinkError):
 
 class EvidenceRefused(PhionyxError):
     """In `closed` mode: no evidence could be recorded, so the write is refused."""
+
+
+class ReadRefused(PhionyxError):
+    """A guarded read: what the database holds is not what was recorded, or that cannot be told."""
 
 
 class UnsupportedLetta(PhionyxError):
