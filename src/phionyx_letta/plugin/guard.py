@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event
 from sqlalchemy.orm import ORMExecuteState, Session
+from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.util import await_only
 from sqlalchemy.util.concurrency import in_greenlet
 
@@ -113,8 +114,13 @@ class Guard:
             if isinstance(item, self._block):
                 states[item.id] = _block_state(item)
             elif isinstance(item, self._message):
-                if item.__dict__.get("role") == "system" and "content" in item.__dict__:
-                    states[item.id] = prompt_digest(item.__dict__["content"], item.__dict__.get("text"))
+                held = item.__dict__
+                if (
+                    held.get("role") == "system"
+                    and "content" in held
+                    and "content" not in instance_state(item).committed_state
+                ):
+                    states[item.id] = prompt_digest(held["content"], held.get("text"))
             elif with_history:
                 histories.append(item.block_id)
         states = {one: state for one, state in states.items() if one not in own}
@@ -274,9 +280,11 @@ def describe(one: Mismatch) -> tuple[str, str]:
 
 
 def _block_state(block: Any) -> str | None:
-    """Digest of what was loaded; None where not all of it was."""
+    """Digest of what was loaded; None where not all of it was, or something was changed in memory since."""
     values = {name: block.__dict__.get(name, ...) for name in RECORDED}
-    return None if ... in values.values() else BlockColumns(**values).digest()
+    if ... in values.values() or instance_state(block).committed_state.keys() & set(RECORDED):
+        return None
+    return BlockColumns(**values).digest()
 
 
 def _sleep(seconds: float) -> None:
