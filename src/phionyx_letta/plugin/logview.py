@@ -54,15 +54,16 @@ class Recorded:
         """
         state, after_hash = self.state, self.after_hash
         known = state is not None or after_hash is not None
+        told = diff["after_hash"] if diff is not None and letta.get("content") != CONTENT_UNKNOWN else None
         if letta.get("event") == "baseline" and known:
             return self
         if letta.get("event") == "delete":
             state, after_hash = GONE, None
         elif isinstance(letta.get("state"), str):
             state = letta["state"] if letta.get("state_version") == STATE_VERSION else None
-            after_hash = diff["after_hash"] if diff else after_hash
-        elif diff is not None and letta.get("content") != CONTENT_UNKNOWN and diff["after_hash"] != after_hash:
-            state, after_hash = None, diff["after_hash"]
+            after_hash = told or after_hash
+        elif told not in (None, after_hash):
+            state, after_hash = None, told
         history = letta.get("history", self.history)
         return replace(self, state=state, after_hash=after_hash, history=history)
 

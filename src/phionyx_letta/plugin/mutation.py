@@ -110,41 +110,32 @@ def prompt_digest(content: Any, text: str | None = None) -> str:
     return "sha256:" + hashlib.sha256(encoded.encode("ascii")).hexdigest()
 
 
-def prompt_text(content: Any, text: str | None = None) -> str:
-    """The text of a system message, from the same arguments as ``prompt_digest``."""
-    parts = [part if isinstance(part, dict) else part.model_dump(mode="json") for part in content or ()]
-    return "\n".join(str(part.get("text") or "") for part in parts) if parts else text or ""
-
-
 def prompt_change(
     message_id: str,
     digest: str,
-    before: str,
-    after: str,
     agent_id: str | None,
     who: Attribution,
     *,
     organization_id: str | None,
+    event: str = COMPILE,
 ) -> dict[str, Any]:
-    """The fields of the mutation that stores a compiled system message: hashes and sizes, never its text.
+    """The fields of the mutation that stores a compiled system message: its digest, never its text.
+
+    It says nothing of what was there before: Letta's messages have no version, so of two that compile at once the later
+    overwrites what it never saw.
 
     Args:
         message_id: Letta's id of the message; it stands in the place of the block's.
         digest: see ``prompt_digest``.
-        before: its text until now, ``""`` for a new one.
-        after: its text.
         agent_id: whose prompt it is.
         who: attribution at the moment of the write.
         organization_id: of the message.
+        event: ``compile``, or ``baseline``.
     """
-    details = {"event": COMPILE, "state": digest, "state_version": STATE_VERSION, "counts_method": "replaced"}
-    mutation = _mutation(message_id, "system", "write", COMPILE, who, organization_id, details)
+    details = {"event": event, "state": digest, "state_version": STATE_VERSION}
+    mutation = _mutation(message_id, "system", "write", event, who, organization_id, details)
     mutation["agent_id"] = mutation["letta"]["agent_id"] = agent_id
-    sizes = (len(before.encode()), len(after.encode()))
-    diff = MemoryDiff(
-        content_hash(before), content_hash(after), *sizes, len(after), len(before), 0, counts_method="replaced"
-    )
-    mutation["diff"] = diff.to_dict()
+    mutation["diff"] = None
     return mutation
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.types import String
 
 from phionyx_letta.plugin.attribution import Attribution
 from phionyx_letta.plugin.evidence import HISTORY_SQL, history_digest
-from phionyx_letta.plugin.mutation import history_change, prompt_change, prompt_digest, prompt_text
+from phionyx_letta.plugin.mutation import history_change, prompt_change, prompt_digest
 
 __all__ = ["compiled_prompts", "stored_checkpoints", "stored_history"]
 
@@ -53,21 +53,22 @@ def compiled_prompts(new: Iterable[Any], dirty: Iterable[Any], who: Attribution)
         dirty: the same, updated.
         who: attribution now.
     """
-    stored = [(message, "") for message in new if message.role == "system"]
-    for message in dirty:
-        if message.role == "system":
-            history = get_history(message, "content", PassiveFlag.PASSIVE_NO_INITIALIZE)
-            if history.added:
-                stored.append((message, prompt_text(history.deleted[0] if history.deleted else None)))
+    stored = [message for message in new if message.role == "system"]
+    stored += [
+        message
+        for message in dirty
+        if message.role == "system"
+        and any(
+            get_history(message, name, PassiveFlag.PASSIVE_NO_INITIALIZE).added for name in ("content", "text", "role")
+        )
+    ]
     return [
         prompt_change(
             message.id,
             prompt_digest(message.content, message.text),
-            before,
-            prompt_text(message.content, message.text),
             message.agent_id,
             who,
             organization_id=message.organization_id,
         )
-        for message, before in stored
+        for message in stored
     ]
