@@ -19,8 +19,8 @@ from sqlalchemy.util import await_only
 
 from phionyx_letta.errors import EvidenceRefused
 from phionyx_letta.plugin import attribution
-from phionyx_letta.plugin.guard import DIRTY, OWN
-from phionyx_letta.plugin.mutation import RECORDED, BlockColumns, attachment_change, block_change
+from phionyx_letta.plugin.guard import DIRTY, OWN, PROMPTS
+from phionyx_letta.plugin.mutation import COMPILE, RECORDED, BlockColumns, attachment_change, block_change
 from phionyx_letta.plugin.outbox import ROLLBACK_SQL, capture_sql
 from phionyx_letta.plugin.statements import blind_write, matching_rows, pivot_result
 from phionyx_letta.plugin.stored import compiled_prompts, stored_checkpoints
@@ -322,9 +322,6 @@ class Capture:
         worker, key = self._runtime.worker_id, self._runtime.key.outbox
         nonces = [secrets.token_hex(16) for _ in mutations]
         rows = [key.seal({**one, "worker": worker}, nonce) for one, nonce in zip(mutations, nonces, strict=True)]
-        if self._guarded:
-            session.info[DIRTY] = True
-            session.info.setdefault(OWN, []).extend(zip(named, nonces, strict=True))
         connection = session.connection()
         try:
             try:
@@ -341,6 +338,17 @@ class Capture:
             self._runtime.gap("the outbox did not take a row", named, error)
         else:
             self._runtime.captured(len(rows))
+            if self._guarded:
+                self._note(session, mutations, nonces)
+
+    @staticmethod
+    def _note(session: Session, mutations: list[Mutation], nonces: list[str]) -> None:
+        """For guarded reads: what this transaction wrote itself."""
+        session.info[DIRTY] = True
+        ids = [one["block_id"] for one in mutations]
+        session.info.setdefault(OWN, []).extend(zip(ids, nonces, strict=True))
+        compiled = [(one["block_id"], one["letta"]["state"]) for one in mutations if one["event"] == COMPILE]
+        session.info.setdefault(PROMPTS, []).extend(compiled)
 
 
 _MISSING = object()

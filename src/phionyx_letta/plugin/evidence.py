@@ -223,19 +223,27 @@ class Reader:
         found = []
         awaited = self._view.awaited({*loaded, *histories}, snapshot.started)
         for block_id in {*loaded, *histories}:
-            waiting = snapshot.waiting.get(block_id, [])
+            waiting = self._genuine(snapshot.waiting.get(block_id, []))
             if remember:
                 for fields in waiting:
                     self._view.await_sealing(block_id, fields["nonce"])
             known = self._view.recorded(block_id)
             states = [known or Recorded()]
+            unlinked = None
             for fields in waiting:
-                states.append(states[-1].after(fields["letta"], fields["diff"]))
+                last, diff = states[-1].after_hash, fields["diff"]
+                if diff is not None and last not in (None, diff["before_hash"]) and fields["event"] != "baseline":
+                    unlinked = Mismatch(
+                        block_id, "writes that wait to be sealed do not follow each other", last, diff["before_hash"]
+                    )
+                states.append(states[-1].after(fields["letta"], diff))
             newest = states[-1]
             missing = set(awaited.get(block_id, ())) - {fields["nonce"] for fields in waiting}
             if missing:
                 what = "a write that was committed is neither in the outbox nor in the log any more"
                 found.append(Mismatch(block_id, what, f"outbox nonce {min(missing)}", "nothing"))
+            elif unlinked is not None:
+                found.append(unlinked)
             elif block_id in loaded:
                 recent = [*states, *self._view.recently(block_id, since)]
                 found += self._differs(snapshot, block_id, loaded[block_id], newest, recent)
@@ -243,6 +251,14 @@ class Reader:
                 what = "its checkpoints are not those that were recorded"
                 found.append(Mismatch(block_id, what, newest.history or NO_HISTORY, snapshot.histories.get(block_id)))
         return found
+
+    def _genuine(self, waiting: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Without copies: of rows that were sealed, and of each other. Each is authenticated, so only its nonce tells."""
+        by_nonce: dict[str, dict[str, Any]] = {}
+        for fields in waiting:
+            if not self._view.is_sealed(fields["nonce"]):
+                by_nonce.setdefault(fields["nonce"], fields)
+        return list(by_nonce.values())
 
     def _differs(
         self,

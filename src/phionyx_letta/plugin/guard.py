@@ -35,7 +35,10 @@ __all__ = ["OWN", "Guard"]
 OWN = "phionyx_own"
 #: The same, but it stays when a savepoint is rolled back: rows of the outbox may be this transaction's own.
 DIRTY = "phionyx_dirty"
+#: (message id, digest) of the system messages among them.
+PROMPTS = "phionyx_prompts"
 _LOADED = "phionyx_loaded"
+_SEEN = "_phionyx_prompt"
 #: How long a read waits at the start for the log to be read, and for the baseline to reach what it reads, s.
 _PATIENCE = 30.0
 #: After the start; later nothing is taken into a baseline.
@@ -206,11 +209,13 @@ class Guard:
             return
         digest = prompt_digest(first.content)
         held = {first.id, *(block.id for block in agent.agent_state.memory.blocks)}
-        if (first.id, digest) in self._verified and not held & self._bad:
-            return
-        states: dict[str, str | None] = {first.id: digest, **dict.fromkeys(held & self._bad - {first.id})}
-        async with sys.modules["letta.server.db"].db_registry.async_session() as session:
-            await session.run_sync(self._check, states, (), time.monotonic(), need_prompts=True)
+        # what a long run holds in memory may be overtaken meanwhile: it was checked when the run began
+        seen = agent.__dict__.get(_SEEN) == (first.id, digest) or (first.id, digest) in self._verified
+        if not seen or held & self._bad:
+            states: dict[str, str | None] = {first.id: digest, **dict.fromkeys(held & self._bad - {first.id})}
+            async with sys.modules["letta.server.db"].db_registry.async_session() as session:
+                await session.run_sync(self._check, states, (), time.monotonic(), need_prompts=True)
+        agent.__dict__[_SEEN] = (first.id, digest)
 
     def _remember(self, message_id: str, digest: str) -> None:
         self._verified[message_id, digest] = None
@@ -225,17 +230,19 @@ class Guard:
             return
         for block_id, nonce in session.info.pop(OWN, ()):
             self._reader.committed(block_id, nonce)
+        for message_id, digest in session.info.pop(PROMPTS, ()):
+            self._remember(message_id, digest)
 
     @staticmethod
     def _after_rollback(session: Session, _previous: Any) -> None:
-        session.info.pop(OWN, None)
-        session.info.pop(_LOADED, None)
+        for key in (OWN, PROMPTS, _LOADED):
+            session.info.pop(key, None)
 
     @staticmethod
     def _after_end(session: Session, transaction: Any) -> None:
         if transaction.parent is None:
-            session.info.pop(OWN, None)
-            session.info.pop(DIRTY, None)
+            for key in (OWN, PROMPTS, DIRTY):
+                session.info.pop(key, None)
 
     # -- what was found ------------------------------------------------------------------------------------------
 

@@ -80,6 +80,7 @@ class LogView:
         self._last = b""
         self._known: dict[str, Recorded] = {}
         self._heads: dict[str, str] = {}
+        self._nonces: set[int] = set()  # the first 64 bits of each: the rest would double what they take
         self._recent: dict[str, list[tuple[float, Recorded]]] = {}
         self._awaited: dict[str, tuple[str, float]] = {}  # nonces of rows that were committed and are not sealed yet
         self._outside: Checkpoint | None = None
@@ -149,6 +150,10 @@ class LogView:
         with self._lock:
             self._awaited.setdefault(nonce, (block_id, time.monotonic()))
 
+    def is_sealed(self, nonce: str) -> bool:
+        """Whether a row with this nonce was sealed: it waits no more, and one that is there again is a copy."""
+        return _shortened(nonce) in self._nonces
+
     def awaited(self, block_ids: Iterable[str], before: float) -> dict[str, list[str]]:
         """Nonces of rows about these blocks that were committed before ``before`` and are not sealed yet."""
         wanted, found = set(block_ids), dict[str, list[str]]()
@@ -179,7 +184,10 @@ class LogView:
         if not believed:
             self.disbelieved += 1
             return
-        self._awaited.pop(str(letta.get("nonce")), None)
+        nonce = letta.get("nonce")
+        if isinstance(nonce, str):
+            self._awaited.pop(nonce, None)
+            self._nonces.add(_shortened(nonce))
         self._known[block_id] = after
         if before.seq >= 0 and (before.state, before.history) != (after.state, after.history):
             self._overtake(block_id, before)
@@ -206,3 +214,10 @@ class LogView:
         assert self._outside is not None
         if Frontier(size, hashes).root() != self._outside.root:
             self.fault = f"the first {size} envelopes are not those of a checkpoint from outside: the log was rewritten"
+
+
+def _shortened(nonce: str) -> int:
+    try:
+        return int(nonce[:16], 16)
+    except ValueError:
+        return -1
