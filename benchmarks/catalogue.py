@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import filesystem
+import guarded
 import letta_writes
 import library
 import patch_store
@@ -57,6 +58,20 @@ class Bench:
         uri = self.postgres.new_database("bench_letta")
         create_schema_in(uri)
         pair = letta_writes.Pair(uri, self.folder)
+        self._things.callback(pair.close)
+        pair.start()
+        return pair
+
+    @cached_property
+    def guarded(self) -> guarded.GuardPair:
+        """Two processes on one database of Letta's, both with the plugin, without and with guarded reads."""
+        try:
+            require_letta()
+        except DemoError as error:
+            raise NotMeasured(str(error)) from None
+        uri = self.postgres.new_database("bench_guard")
+        create_schema_in(uri)
+        pair = guarded.GuardPair(uri, self.folder)
         self._things.callback(pair.close)
         pair.start()
         return pair
@@ -142,6 +157,8 @@ BENCHMARKS: dict[str, Benchmark] = {
             "capture-cpu", "CPU of one captured update less an uncaptured one", "ms", None, letta_writes.capture_cpu
         ),
         at_most("seal-lag", "p99 from write to sealed envelope, 50 writes/s", "ms", 250, letta_writes.seal_lag),
+        at_most("guard-step", "an agent's step, reads guarded / not", "x", 1.03, guarded.step),
+        at_most("guard-read", "reading 20 blocks of 2 kB, guarded less not", "ms", 5, guarded.read),
         at_least("sealer", "a full outbox on PostgreSQL", "envelopes/s", 4_000, sealing.sealer),
         at_most("filesystem-append", "append to a chain of 20 000 / of 100", "x", 1.2, filesystem.append_flat),
         at_least(
