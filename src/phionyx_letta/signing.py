@@ -16,7 +16,7 @@ import re
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from phionyx_letta.errors import SigningKeyError
 
@@ -29,6 +29,7 @@ __all__ = [
     "Ed25519Verifier",
     "HmacSigner",
     "HmacVerifier",
+    "PlacedVerifier",
     "Signer",
     "TrustedKeys",
     "UnsignedSigner",
@@ -90,6 +91,24 @@ class Verifier(Protocol):
 
     def verify(self, signed: str, signature: str) -> bool:
         """Return whether `signature` is this key's signature of `signed`; never raise."""
+        ...
+
+
+@runtime_checkable
+class PlacedVerifier(Verifier, Protocol):
+    """A verifier whose keys were each to be used in some part of the log only (`keys.Keyring`)."""
+
+    @property
+    def needs_places(self) -> bool:
+        """Whether that is so, or the place makes no difference."""
+        ...
+
+    def verify_at(self, signed: str, signature: str, place: int) -> bool:
+        """Return whether a key that is trusted at this place of the log made the signature; never raise."""
+        ...
+
+    def why_not(self, signed: str, signature: str, place: int) -> str | None:
+        """Return why a known key's signature is not good at this place; None if no known key made it."""
         ...
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from phionyx_letta.errors import NoteError
+from phionyx_letta.keys import Keyring
 from phionyx_letta.ledger.audit import Audit
 from phionyx_letta.ledger.log.reading import CheckpointRecord, read_checkpoints
 from phionyx_letta.merkle import Frontier, leaf_hash
@@ -27,8 +29,13 @@ class Outside:
     problems: list[CheckpointRecord]
 
 
-def read_outside(sources: Iterable[str], public_keys: Sequence[str]) -> Outside:
+def read_outside(sources: Iterable[str], public_keys: Sequence[str], ring: Keyring | None = None) -> Outside:
     """Read every source (a file, a folder, a git repository) and sort what is in them.
+
+    Args:
+        sources: where checkpoints are.
+        public_keys: of the log, each as 64 hex digits.
+        ring: knows which of them was to sign at which size of the log, where that is known.
 
     Raises:
         StoreError: a source is not there or cannot be read.
@@ -39,8 +46,14 @@ def read_outside(sources: Iterable[str], public_keys: Sequence[str]) -> Outside:
         for record in read_checkpoints(source, public_keys):
             if record.signed is None:
                 problems.append(record)
+                continue
+            point = record.signed.checkpoint
+            try:
+                if ring is not None:
+                    ring.check_checkpoint(point, record.signed.note)
+            except NoteError as error:
+                problems.append(CheckpointRecord(record.place, None, error, record.origin))
             else:
-                point = record.signed.checkpoint
                 found.setdefault((point.size, point.root), record.place)
     return Outside(sorted((size, root, place) for (size, root), place in found.items()), problems)
 

@@ -24,7 +24,7 @@ from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.signing import Verifier
 from phionyx_letta.verification import BlockHead
 
-__all__ = ["verify_ledger"]
+__all__ = ["snapshot", "verify_ledger"]
 
 DATABASE = "database"
 _BATCH = 500
@@ -50,10 +50,11 @@ def verify_ledger(
     Raises:
         LedgerUnavailable: the database does not answer.
     """
-    audit = Audit(verifier, block_heads={} if trace_id is None else None)
+    whole = trace_id is None
+    audit = Audit(verifier, block_heads={} if whole else None, nonces_elsewhere=whole)
     audit.measured(DATABASE)
     log = LogAudit(audit, outside) if outside is not None and trace_id is None else None
-    with _snapshot(ledger) as connection:
+    with snapshot(ledger) as connection:
         last_of_block, unknown = _check_rows(audit, connection, trace_id, log, progress)
         if log is not None:
             log.finish()
@@ -65,8 +66,12 @@ def verify_ledger(
 
 
 @contextmanager
-def _snapshot(ledger: SqlLedger) -> Iterator[Connection]:
-    """One transaction that sees one state, whatever is sealed meanwhile."""
+def snapshot(ledger: SqlLedger) -> Iterator[Connection]:
+    """Open one transaction that sees one state, whatever is sealed meanwhile; rows come a few hundred at a time.
+
+    Raises:
+        LedgerUnavailable: the database does not answer.
+    """
     options: dict[str, Any] = {"stream_results": True, "yield_per": _BATCH}
     if ledger.engine.dialect.name == "postgresql":
         options["isolation_level"] = "REPEATABLE READ"

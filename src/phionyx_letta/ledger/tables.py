@@ -110,6 +110,14 @@ checkpoint = Table(
     Column("at", String, nullable=False, comment="when it was signed, by the sealer's clock"),
 )
 
+key_statement = Table(
+    "phionyx_key_statement",
+    metadata,
+    Column("id", _BigId, primary_key=True, autoincrement=True),
+    Column("note", Text, nullable=False, comment="a signed rotation or revocation of a key; see docs/keys.md"),
+    Column("at", String, nullable=False, comment="when it was recorded, by the clock of who did"),
+)
+
 sink = Table(
     "phionyx_sink",
     metadata,

@@ -61,7 +61,7 @@ class TestValid:
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
         report = run_json("verify", path, "--key", key.public)
         assert report["dimensions"]["checkpoint"] == "not_measured"
-        assert "a cut tail cannot be seen" in run("verify", path, "--key", key.public).stdout
+        assert "a cut end cannot be seen" in run("verify", path, "--key", key.public).stdout
 
     def test_one_chain_of_a_ledger(self, database: Path, store: Path, key: Key) -> None:
         for target in (database, store):
