@@ -63,6 +63,9 @@ _DAMAGE = (
     ValueError,
     OverflowError,
 )
+#: How the last 22 bytes of a zip without a comment begin.
+_END, _END_BYTES = b"PK\5\6", 22
+_AROUND = "something stands before or after the zip in its file"
 _AGAIN = "get it again from whoever exported it"
 
 
@@ -127,6 +130,9 @@ class BundleReader:
         except (*_DAMAGE, _TooMuch) as error:
             raise TornStoreError(f"it is no zip that can be read ({_said(error)})", _AGAIN) from None
         _check_directory(self._zip)
+        file.seek(-_END_BYTES, io.SEEK_END)
+        if file.read(len(_END)) != _END:
+            raise TornStoreError(_AROUND, _AGAIN)
         self.manifest = self._read_manifest()
         members = self.manifest.get("members")
         self._declared: dict[str, Any] = members if isinstance(members, dict) else {}
@@ -240,7 +246,7 @@ def _check_directory(file: zipfile.ZipFile) -> None:
         raise TornStoreError(f"it has no {missing[0]}", _AGAIN)
     infos = file.infolist()
     if file.comment or min(info.header_offset for info in infos) != 0:
-        raise TornStoreError("something stands before or after the zip in its file", _AGAIN)
+        raise TornStoreError(_AROUND, _AGAIN)
     for info in infos:
         if info.flag_bits & 0x1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise TornStoreError(f"its member {info.filename} is encrypted, or packed in a way no bundle is", _AGAIN)

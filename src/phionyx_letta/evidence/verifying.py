@@ -220,8 +220,11 @@ class _Verification:
                 found=f"a log of {walk.size}",
             )
         for point in walk.unseen:
+            message = f"{point.place}: the bundle does not show the log at {point.size} envelopes"
             if point.outside:
-                audit.note(CHECKPOINT, f"{point.place}: the bundle does not show the log at {point.size} envelopes")
+                audit.note(CHECKPOINT, message)
+            elif not point.pinned:
+                audit.fail(INCLUSION, message)  # who wrote the bundle could have
         good = [point.size for point in walk.agreed if point.signed and point.size]
         theirs = [point.size for point in walk.agreed if point.outside and point.size]
         audit.covered = max(good if self._outside is None else theirs, default=None)
