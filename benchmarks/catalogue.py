@@ -13,6 +13,7 @@ from typing import Any
 import filesystem
 import letta_writes
 import library
+import patch_store
 import sealing
 from measuring import NotMeasured
 
@@ -64,6 +65,14 @@ class Bench:
     def peer(self) -> filesystem.PeerPair:
         """One script under this package and under the peer's."""
         pair = filesystem.PeerPair(self.folder)
+        self._things.callback(pair.close)
+        pair.start()
+        return pair
+
+    @cached_property
+    def memory_peer(self) -> filesystem.PeerPair:
+        """One script under this package and under the second peer."""
+        pair = filesystem.PeerPair(self.folder, patch_store.PEER, "memory_child.py")
         self._things.callback(pair.close)
         pair.start()
         return pair
@@ -142,6 +151,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             20,
             filesystem.append_against_peer,
         ),
+        at_least("patch-store", "open 10 000 patches, peer / ours", "x", 10, patch_store.load_against_peer),
         at_least("diff-append", "one line appended to 20 kB, peer / ours", "x", 1_000, filesystem.diff_against_peer),
         at_most("diff-rewrite-100k", "diff of a full rewrite of 100 kB", "ms", 1_000, library.diff_rewrite),
         at_most("diff-longest", "slowest diff of all shapes up to 1 MB", "ms", 20, library.diff_longest),

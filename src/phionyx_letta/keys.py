@@ -19,8 +19,9 @@ from phionyx_letta.merkle import MAX_SIZE
 from phionyx_letta.notes import NoteKey, SignedNote, parse_note, sign_note
 from phionyx_letta.signing import Ed25519Verifier, Signer, key_id_of
 
-__all__ = ["Keyring", "Statement", "issue_revocation", "issue_rotation", "statements_in"]
+__all__ = ["REVOCATION", "ROTATION", "Keyring", "Statement", "issue_revocation", "issue_rotation", "statements_in"]
 
+#: Kinds of statements.
 ROTATION, REVOCATION = "key-rotation/v1", "key-revocation/v1"
 _TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z"
 _LINE = re.compile(rf"({ROTATION}|{REVOCATION}) ([0-9a-f]{{64}}) ([0-9a-f]{{64}}) ({_TIME})")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from phionyx_letta.errors import SettingsError
@@ -59,6 +59,24 @@ class Settings(BaseSettings):
     )
     baseline: Literal["auto", "off"] = Field(
         default="auto", description="Record blocks older than the plugin at start."
+    )
+    memory_paths: str | None = Field(
+        default=None, description="Managed memory files and globs of `phionyx-letta memory`, separated like PATH."
+    )
+    memory_secret: str | None = Field(
+        default=None, description="Secret that signs memory patches (HMAC-SHA256) where no signing key is set."
+    )
+
+    proposer_model: str | None = Field(default=None, description="Model that proposes what to remember.")
+    proposer_base_url: str | None = Field(
+        default=None, description="OpenAI-compatible endpoint of the proposer. Default: OpenAI's own."
+    )
+    proposer_api_key: SecretStr | None = Field(default=None, description="Key of that endpoint.")
+    proposer_timeout_s: float = Field(default=120, gt=0, le=3600, description="Longest wait for one answer, s.")
+    proposer_attempts: int = Field(default=4, ge=1, le=20, description="Requests for one answer before giving up.")
+    pii_regions: str = Field(
+        default="US,GB,DE,FR,TR,IN,JP,BR",
+        description="Countries whose national telephone formats are recognised, ISO 3166, separated by commas.",
     )
 
     @field_validator("on_error", mode="before")

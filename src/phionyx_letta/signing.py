@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -38,6 +38,7 @@ __all__ = [
     "get_signer",
     "key_id_of",
     "load_verifier",
+    "sign_all",
     "signature_algorithm",
 ]
 
@@ -52,6 +53,14 @@ _HMAC = re.compile(r"hmac-sha256:[0-9a-f]{32}")
 _HMAC_DIGITS = 32  # the peers' envelopes carry the first half of the digest
 _PRIVATE_MARK = "# phionyx-letta private signing key"
 _PUBLIC_MARK = "# phionyx-letta public key"
+
+
+class Signs(Protocol):
+    """What can sign and need do no more."""
+
+    def sign(self, message: str, /) -> str:
+        """Return `<algorithm>:<hex>` over `message`, or `unsigned`."""
+        ...
 
 
 class Signer(Protocol):
@@ -136,6 +145,10 @@ class Ed25519Signer:
         """Return 32 bytes by HKDF-SHA256 (RFC 5869) from the seed."""
         return _hkdf(self._seed, purpose)
 
+    def verifier(self) -> Ed25519Verifier:
+        """Return what checks this key's signatures."""
+        return Ed25519Verifier(self.public_key_hex, self.key_id)
+
     def __repr__(self) -> str:
         """Name the key, not its value."""
         return f"Ed25519Signer(key_id={self.key_id!r})"
@@ -162,6 +175,10 @@ class HmacSigner:
     def derive_key(self, purpose: str) -> bytes:
         """Return 32 bytes by HKDF-SHA256 (RFC 5869) from the secret."""
         return _hkdf(self._secret, purpose)
+
+    def verifier(self) -> HmacVerifier:
+        """Return what checks this secret's signatures."""
+        return HmacVerifier(self._secret.decode("utf-8", "surrogatepass"))
 
     def __repr__(self) -> str:
         """Name the key, not its value."""
@@ -273,6 +290,12 @@ class TrustedKeys:
                     self._verifiers.insert(0, self._verifiers.pop(index))
                 return True
         return False
+
+
+def sign_all(signer: Signs, messages: Sequence[str]) -> list[str]:
+    """Return the signature of each message; a signer that has a ``sign_many`` is asked once for all."""
+    many = getattr(signer, "sign_many", None)
+    return list(many(messages)) if many is not None else [signer.sign(message) for message in messages]
 
 
 def signature_algorithm(signature: str) -> str:

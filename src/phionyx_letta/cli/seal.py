@@ -100,9 +100,11 @@ def _check_key_fits(database: SqlLedger, key: PluginKey) -> None:
 
 def _sealed(database: SqlLedger, key: PluginKey) -> dict[str, Any]:
     """Seal everything that can be sealed; wait a while where another process is at it."""
-    from phionyx_letta.plugin.sealer import Sealer, SealReport, pending
+    from phionyx_letta.plugin.sealer import Sealer, SealReport, checkpoint_policy, pending
+    from phionyx_letta.settings import load_settings
 
-    sealer, total, deadline = Sealer(database, key), SealReport(), time.monotonic() + PATIENCE
+    sealer = Sealer(database, key, checkpoints=checkpoint_policy(key, load_settings()))
+    total, deadline = SealReport(), time.monotonic() + PATIENCE
     while True:
         report = sealer.seal_pending()
         _add(total, report)

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from phionyx_letta.errors import NoteError
 from phionyx_letta.keys import Keyring
 from phionyx_letta.ledger.audit import Audit
+from phionyx_letta.ledger.log.layout import Envelopes
 from phionyx_letta.ledger.log.reading import CheckpointRecord, read_checkpoints
-from phionyx_letta.merkle import Frontier, leaf_hash
+from phionyx_letta.ledger.log.walk import LogWalk, Point
+from phionyx_letta.merkle import MAX_SIZE, Frontier, leaf_hash
 
-__all__ = ["LogAudit", "Outside", "read_outside"]
+__all__ = ["EpochAudit", "LogAudit", "Outside", "read_outside"]
 
-CHECKPOINT = "checkpoint"
+CHECKPOINT, KEY_TRUST = "checkpoint", "key_trust"
 
 
 @dataclass(frozen=True)
@@ -121,3 +123,38 @@ class LogAudit:
         self._audit.fail(
             CHECKPOINT, message, expected=f"{size} envelopes at least ({place})", found=f"{self._tree.size} envelopes"
         )
+
+
+class EpochAudit:
+    """Makes sure that the log had the root that was signed wherever a key was replaced or revoked, as `key_trust`.
+
+    Otherwise whoever stole a key could move the place from which on it seals.
+    """
+
+    def __init__(self, audit: Audit, ring: Keyring) -> None:
+        """Findings go to ``audit``."""
+        self._audit = audit
+        self._conflicts = ring.conflicts
+        points = [
+            Point(one.checkpoint.size, one.checkpoint.root, f"the {one.kind.split('/')[0]} of {one.at}")
+            for one in ring.statements
+        ]
+        self._walk = LogWalk(iter([Envelopes(MAX_SIZE)]), points) if points else None
+
+    def feed(self, body: str) -> None:
+        """Take the next envelope."""
+        if self._walk is not None:
+            self._walk.place()
+            self._walk.feed(body.encode("utf-8", "surrogatepass"))
+
+    def finish(self) -> None:
+        """Say what was found."""
+        for conflict in self._conflicts:
+            self._audit.fail(KEY_TRUST, conflict)
+        for point in [*self._walk.broken, *self._walk.beyond] if self._walk is not None else ():
+            self._audit.fail(
+                KEY_TRUST,
+                "a key was replaced or revoked at another state of the log than this",
+                expected=f"the root signed at {point.size} envelopes ({point.place})",
+                found=f"another, in a log of {self._walk.size}" if self._walk is not None else None,
+            )

@@ -6,15 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, func, inspect, select
+from sqlalchemy import Connection, func, select
 
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.audit_sql import snapshot
 from phionyx_letta.ledger.log.layout import write_layout
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.ledger.statements import stored_statements
 from phionyx_letta.ledger.tree import sql_nodes
 
-__all__ = ["Gathered", "gather", "stored_statements"]
+__all__ = ["Gathered", "gather"]
 
 
 class Gathered:
@@ -79,11 +80,3 @@ def gather(ledger: SqlLedger, traces: Sequence[str]) -> Iterator[Gathered]:
     """
     with snapshot(ledger) as connection:
         yield Gathered(connection, traces)
-
-
-def stored_statements(connection: Connection) -> list[str]:
-    """Return the statements about keys that a ledger keeps; a ledger older than them has none."""
-    if not inspect(connection).has_table(tables.key_statement.name):
-        return []
-    column = tables.key_statement.c
-    return list(connection.execute(select(column.note).order_by(column.id)).scalars())

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     func,
+    text,
 )
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -114,7 +115,10 @@ key_statement = Table(
     "phionyx_key_statement",
     metadata,
     Column("id", _BigId, primary_key=True, autoincrement=True),
-    Column("note", Text, nullable=False, comment="a signed rotation or revocation of a key; see docs/keys.md"),
+    Column("kind", String, nullable=False, comment="key-rotation/v1 or key-revocation/v1"),
+    Column("signer", String, nullable=False, comment="public key: of a rotation the old one"),
+    Column("subject", String, nullable=False, comment="public key: of a rotation the new one, else the revoked one"),
+    Column("note", Text, nullable=False, comment="the signed statement, which says all of this; see docs/keys.md"),
     Column("at", String, nullable=False, comment="when it was recorded, by the clock of who did"),
 )
 
@@ -144,6 +148,33 @@ worker = Table(
     Column("armed", Boolean, nullable=False),
     Column("key_id", String, comment="the key it can seal with; null where it runs no sealer"),
     Column("info", Text, nullable=False, comment="JSON: what `doctor` shows; written by the worker, not authenticated"),
+)
+
+patch = Table(
+    "phionyx_patch",
+    metadata,
+    Column("seq", _BigId, Identity(always=True), primary_key=True, comment="order of the states of all patches"),
+    Column("patch_id", String, nullable=False),
+    Column("newest", Boolean, nullable=False, comment="whether this is the patch's state now"),
+    Column("status", String, nullable=False),
+    Column("created_at", String, nullable=False),
+    Column("file_path", String, nullable=False),
+    Column("category", String, nullable=False),
+    Column("session_id", String),
+    Column("author", String, nullable=False),
+    Column("rationale", Text, nullable=False),
+    Column("body", Text, nullable=False, comment="the patch in this state, JSON; every other column repeats it"),
+    Index("phionyx_patch_states", "patch_id", "seq"),
+    Index(
+        "phionyx_patch_newest", "patch_id", unique=True, postgresql_where=text("newest"), sqlite_where=text("newest")
+    ),
+)
+
+occurrence = Table(
+    "phionyx_occurrence",
+    metadata,
+    Column("fact_key", String, primary_key=True),
+    Column("body", Text, nullable=False, comment="JSON: sessions, evidence, what the fact says, its newest patch"),
 )
 
 

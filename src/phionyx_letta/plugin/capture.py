@@ -7,7 +7,7 @@ but has no before and after: it is a gap in ``open`` mode and refused in ``close
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from sqlalchemy.orm import ORMExecuteState, PassiveFlag, Session, UOWTransaction
 from sqlalchemy.orm.attributes import get_history
 from sqlalchemy.util import await_only
 
-from phionyx_letta.errors import EvidenceRefused
+from phionyx_letta.errors import EvidenceRefused, StoreError
 from phionyx_letta.plugin import attribution
 from phionyx_letta.plugin.mutation import RECORDED, BlockColumns, attachment_change, block_change
 from phionyx_letta.plugin.outbox import ROLLBACK_SQL, capture_sql
@@ -311,13 +311,7 @@ class Capture:
         rows = [self._runtime.key.outbox.seal({**mutation, "worker": worker}) for mutation in mutations]
         connection = session.connection()
         try:
-            try:
-                _run_simple(connection, capture_sql(rows))
-            except Exception as error:
-                if getattr(error, "sqlstate", None) != _LOCKED:
-                    raise
-                _run_simple(connection, ROLLBACK_SQL)
-                _run_simple(connection, capture_sql(rows, self._runtime.settings.lock_timeout_ms))
+            self._insert(connection, rows)
         except EvidenceRefused:
             raise
         except Exception as error:
@@ -325,6 +319,17 @@ class Capture:
             self._runtime.gap("the outbox did not take a row", named, error)
         else:
             self._runtime.captured(len(rows))
+
+    def _insert(self, connection: Connection, rows: list[tuple[str, str]]) -> None:
+        try:
+            kept = _run_simple(connection, capture_sql(rows))
+        except Exception as error:
+            if getattr(error, "sqlstate", None) != _LOCKED:
+                raise
+            _run_simple(connection, ROLLBACK_SQL)
+            kept = _run_simple(connection, capture_sql(rows, self._runtime.settings.lock_timeout_ms))
+        if kept != len(rows):
+            raise StoreError(f"the outbox kept {kept} of {len(rows)} rows", "look for a trigger on phionyx_outbox")
 
 
 _MISSING = object()
@@ -345,14 +350,17 @@ def _columns(row: Any) -> BlockColumns:
     return BlockColumns(*row[2:])
 
 
-def _run_simple(connection: Connection, sql: str) -> None:
-    """Send one multi-statement query on the connection of Letta's transaction, past SQLAlchemy's own events."""
+def _run_simple(connection: Connection, statements: Sequence[str]) -> int:
+    """Send statements on the connection of Letta's transaction, past SQLAlchemy's own events; the rows the last one touched."""
     driver: Any = connection.connection.driver_connection
     if type(driver).__module__.startswith("asyncpg"):
-        await_only(driver.execute(sql))  # without arguments asyncpg uses the simple protocol: one round trip
-        return
+        # without arguments asyncpg uses the simple protocol: one round trip, and the answer is the last statement's
+        status = str(await_only(driver.execute(";".join(statements))))
+        return int(status.rpartition(" ")[2]) if status.startswith("INSERT") else 0
     cursor = connection.connection.cursor()
     try:
-        cursor.execute(sql)
+        for statement in statements:
+            cursor.execute(statement)
+        return int(cursor.rowcount)
     finally:
         cursor.close()

@@ -76,12 +76,13 @@ def authentic(key: OutboxKey, payload: str, mac: str) -> bool:
     return hmac.compare_digest(key.mac(payload), mac)
 
 
-def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int | None = None) -> str:
-    """Everything a capture does, as one simple-protocol query: one round trip.
+def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int | None = None) -> tuple[str, ...]:
+    """The statements of a capture, which go as one simple-protocol query: one round trip. The last one is the INSERT.
 
-    The savepoint keeps a failure of ours out of Letta's transaction. A trigger that drops rows silently is found by their count:
-    the division then fails, and with it the capture. Values are dollar-quoted under a random tag, so that no setting of the
-    server changes how they are read.
+    The savepoint keeps a failure of ours out of Letta's transaction. It stays open, until the transaction ends or a savepoint of
+    Letta's around it does, so that the answer to the query is that of the INSERT: a trigger that drops rows silently shows in its
+    count (asking for the count in SQL cost a third more, measured). Values are dollar-quoted under a random tag, so that no
+    setting of the server changes how they are read.
 
     Args:
         rows: payloads and MACs.
@@ -90,21 +91,19 @@ def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int | None = N
     """
     tag = f"$p{secrets.token_hex(8)}$"
     values = ",".join(f"({tag}{payload}{tag},'{mac}')" for payload, mac in rows)
+    lock = "lock table phionyx_outbox in row exclusive mode"
+    insert = f"insert into phionyx_outbox(payload,mac)values{values}"
     if lock_timeout_ms is None:
-        before, after = "lock table phionyx_outbox in row exclusive mode nowait;", ""
-    else:
-        before = (
-            "select set_config('phionyx.lock_timeout',current_setting('lock_timeout'),true),"
-            f"set_config('lock_timeout','{int(lock_timeout_ms)}',true);"
-        )
-        after = "set_config('lock_timeout',current_setting('phionyx.lock_timeout'),true),"
+        return "savepoint phionyx_capture", f"{lock} nowait", insert
     return (
-        f"savepoint phionyx_capture;{before}"
-        f"with kept as(insert into phionyx_outbox(payload,mac)values{values} returning 1)"
-        f"select {after}1/(case when count(*)={len(rows)} then 1 else 0 end)from kept;"
-        "release savepoint phionyx_capture"
+        "savepoint phionyx_capture",
+        "select set_config('phionyx.lock_timeout',current_setting('lock_timeout'),true),"
+        f"set_config('lock_timeout','{int(lock_timeout_ms)}',true)",
+        lock,
+        "select set_config('lock_timeout',current_setting('phionyx.lock_timeout'),true)",
+        insert,
     )
 
 
 #: Undoes a failed capture; Letta's own work before it stays.
-ROLLBACK_SQL = "rollback to savepoint phionyx_capture;release savepoint phionyx_capture"
+ROLLBACK_SQL = ("rollback to savepoint phionyx_capture", "release savepoint phionyx_capture")

@@ -43,10 +43,12 @@ from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, finite
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.ledger.tree import LogWriter, stored_size
+from phionyx_letta.ledger.statements import refuse_retired
+from phionyx_letta.ledger.tree import LogWriter, default_origin, stored_size
 from phionyx_letta.ledger.writer import BlockState, LedgerWriter
 from phionyx_letta.plugin.outbox import authentic, open_payload
 from phionyx_letta.plugin.runtime import PluginKey, logger
+from phionyx_letta.settings import Settings
 
 #: A row that another host's key authenticates waits for that host while it was seen this recently; then it is passed over.
 FOREIGN_KEY_PATIENCE = timedelta(seconds=30)
@@ -80,6 +82,14 @@ class CheckpointPolicy:
     """Envelopes."""
     seconds: float | None = None
     """The longest a grown log goes without one."""
+
+
+def checkpoint_policy(key: PluginKey, settings: Settings) -> CheckpointPolicy | None:
+    """When this key signs checkpoints; None for a key that cannot, which is not one of Ed25519."""
+    if key.signer.algorithm != "ed25519":
+        return None
+    origin = settings.log_origin or default_origin(str(key.signer.key_id))
+    return CheckpointPolicy(origin, settings.checkpoint_every, settings.checkpoint_seconds)
 
 
 @dataclass(frozen=True)
@@ -131,11 +141,13 @@ class Sealer:
 
         Raises:
             LedgerUnavailable: the database does not answer; nothing was changed.
+            SigningKeyError: the key was replaced; the rows wait for the new one.
         """
         self._log = None
         with self._ledger.writing(wait=False) as connection:
             if connection is None:
                 return SealReport(busy=True)
+            refuse_retired(connection, self._key.signer)
             rows, more = self._rows(connection)
             again = self._refused_rows(connection)
             report = self._seal(connection, sorted([*again, *rows], key=lambda row: row.id))

@@ -26,11 +26,11 @@ from phionyx_letta.ledger.log.keeper import SinkKeeper
 from phionyx_letta.ledger.log.opening import open_sinks
 from phionyx_letta.ledger.log.sink import Published
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.ledger.tree import default_origin, stored_checkpoint
+from phionyx_letta.ledger.tree import stored_checkpoint
 from phionyx_letta.notes import parse_note
 from phionyx_letta.plugin.baseline import record_baseline
 from phionyx_letta.plugin.runtime import PluginKey, load_key, logger
-from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
+from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer, checkpoint_policy
 from phionyx_letta.settings import Settings, load_settings
 
 #: Wait after a failure, and between looks for blocks without a record while some are left, s.
@@ -106,14 +106,6 @@ def seal_until(stop: threading.Event, ledger: SqlLedger, key: PluginKey, setting
         sinks.publish(sealer.sign_last())
     finally:
         sinks.close()
-
-
-def checkpoint_policy(key: PluginKey, settings: Settings) -> CheckpointPolicy | None:
-    """When this key signs checkpoints; None for a key that cannot, which is not one of Ed25519."""
-    if key.signer.algorithm != "ed25519":
-        return None
-    origin = settings.log_origin or default_origin(str(key.signer.key_id))
-    return CheckpointPolicy(origin, settings.checkpoint_every, settings.checkpoint_seconds)
 
 
 class _Sinks:
