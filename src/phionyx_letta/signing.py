@@ -34,6 +34,7 @@ __all__ = [
     "TrustedKeys",
     "UnsignedSigner",
     "Verifier",
+    "create_file",
     "generate_key",
     "get_signer",
     "key_id_of",
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 ENV_KEY, ENV_KEY_ID, ENV_DEMO = "PHIONYX_LETTA_SIGNING_KEY", "PHIONYX_LETTA_KEY_ID", "PHIONYX_LETTA_DEMO"
+ENV_COMMAND, ENV_PUBLIC, ENV_HOME = "PHIONYX_LETTA_SIGNING_COMMAND", "PHIONYX_LETTA_PUBLIC_KEY", "PHIONYX_LETTA_HOME"
 DEMO_SECRET = "published with phionyx-letta: proves nothing"
 UNSIGNED = "unsigned"
 
@@ -321,18 +323,41 @@ def get_signer(environ: Mapping[str, str] | None = None) -> Signer:
     """Return the signer the environment (`os.environ` unless given) asks for.
 
     `PHIONYX_LETTA_SIGNING_KEY` (a path or 64 hex digits) gives Ed25519, named by `PHIONYX_LETTA_KEY_ID` or by the key
-    itself; else `PHIONYX_LETTA_DEMO=1` gives HMAC with a published secret; else envelopes say `unsigned`.
+    itself; `PHIONYX_LETTA_SIGNING_COMMAND` with `PHIONYX_LETTA_PUBLIC_KEY` a program that signs (`signing_command`), with
+    a secret in `PHIONYX_LETTA_HOME` for what is no signature; else `PHIONYX_LETTA_DEMO=1` gives HMAC with a published
+    secret; else envelopes say `unsigned`.
 
     Raises:
         SigningKeyError: the key is set but missing, unreadable or malformed.
     """
     environ = os.environ if environ is None else environ
     given = environ.get(ENV_KEY, "").strip()
+    command = environ.get(ENV_COMMAND, "").strip()
+    if command:
+        if given:
+            raise SigningKeyError(f"both {ENV_KEY} and {ENV_COMMAND} are set", "unset one of them")
+        return _command_signer(command, environ)
     if given:
         return Ed25519Signer(_load_seed(given), environ.get(ENV_KEY_ID, "").strip() or None)
     if environ.get(ENV_DEMO, "").strip() == "1":
         return HmacSigner(DEMO_SECRET)
     return UnsignedSigner()
+
+
+def _command_signer(command: str, environ: Mapping[str, str]) -> Signer:
+    from phionyx_letta.signing_command import SECRET_FILE, CommandSigner, load_secret
+
+    public = environ.get(ENV_PUBLIC, "").strip()
+    if not public:
+        raise SigningKeyError(
+            f"{ENV_COMMAND} is set, and {ENV_PUBLIC} is not", f"give {ENV_PUBLIC} the key it signs with"
+        )
+    try:
+        home = Path(environ.get(ENV_HOME, "").strip() or Path.home() / ".phionyx" / "letta")
+    except RuntimeError:
+        raise SigningKeyError("no home directory is known for this user", f"set {ENV_HOME} to a folder") from None
+    secret = load_secret(home / SECRET_FILE)
+    return CommandSigner(command, public, secret, key_id=environ.get(ENV_KEY_ID, "").strip() or None)
 
 
 def generate_key(path: str | os.PathLike[str]) -> str:
@@ -351,9 +376,9 @@ def generate_key(path: str | os.PathLike[str]) -> str:
     public_path = private_path.with_name(private_path.name + ".pub")
     try:
         private_path.parent.mkdir(parents=True, exist_ok=True)
-        _create(private_path, f"{_PRIVATE_MARK} {key_id}\n{seed.hex()}\n", 0o600)
+        create_file(private_path, f"{_PRIVATE_MARK} {key_id}\n{seed.hex()}\n", 0o600)
         try:
-            _create(public_path, f"{_PUBLIC_MARK} {key_id}\n{public}\n", 0o644)
+            create_file(public_path, f"{_PUBLIC_MARK} {key_id}\n{public}\n", 0o644)
         except OSError:
             private_path.unlink()  # ours, made a moment ago: leave no half pair behind
             raise
@@ -444,7 +469,7 @@ def _warn_if_open(path: Path) -> None:
             _log.warning("the private key %s can be read by other users; chmod 600 it", path)
 
 
-def _create(path: Path, text: str, mode: int) -> None:
+def create_file(path: Path, text: str, mode: int) -> None:
     """Create a file that did not exist, with its final mode from the start, and make it durable."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, func, inspect, select
+from sqlalchemy import Connection, func, inspect, or_, select
 
 from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.errors import SigningKeyError, StoreError
@@ -47,12 +47,13 @@ def rotate(ledger: SqlLedger, old: Signer, new: Signer, origin: str) -> str:
 
     Raises:
         StoreError: rows of the outbox still wait for the old key.
-        SigningKeyError: the old key was replaced before, or one of them has no Ed25519 key.
+        SigningKeyError: the old key was replaced before, the new one was in use before, or one has no Ed25519 key.
         LedgerUnavailable: the database does not answer; nothing was changed.
     """
     with ledger.writing() as connection:
         assert connection is not None
         refuse_retired(connection, old)
+        _refuse_known(connection, new)
         outbox = tables.outbox.c
         waiting = connection.execute(select(func.count()).where(outbox.refused.is_(None))).scalar_one()
         if waiting:
@@ -66,6 +67,15 @@ def rotate(ledger: SqlLedger, old: Signer, new: Signer, origin: str) -> str:
         store_statement(connection, note)
         writer.hand_over(new)
         return note
+
+
+def _refuse_known(connection: Connection, signer: Signer) -> None:
+    column, public = tables.key_statement.c, getattr(signer, "public_key_hex", None)
+    query = select(column.id).where(or_(column.signer == public, column.subject == public)).limit(1)
+    if connection.execute(query).first() is not None:
+        raise SigningKeyError(
+            f"the key {signer.key_id} was in use before", "make a new one: `phionyx-letta keygen FILE`"
+        )
 
 
 def refuse_retired(connection: Connection, signer: Signer) -> None:

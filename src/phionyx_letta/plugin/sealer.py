@@ -39,7 +39,7 @@ from phionyx_letta.envelope import (
     ParsedJson,
     draft_memory_envelope,
 )
-from phionyx_letta.errors import PhionyxError
+from phionyx_letta.errors import PhionyxError, SigningKeyError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, finite
 from phionyx_letta.ledger.sql import SqlLedger
@@ -408,6 +408,8 @@ _OF_A_ROW = (PhionyxError, ValueError, TypeError, LookupError, AttributeError, R
 
 def _is_fault_of_a_row(error: Exception) -> bool:
     """What this row holds, or what the ledger holds of its chain and block, is the reason; else it is the database."""
+    if isinstance(error, SigningKeyError):  # a signing command that fails: every row can wait
+        return False
     if isinstance(error, DBAPIError):
         state = getattr(error.orig, "sqlstate", None)
         if state is None:  # the driver refused a value, or the connection is gone
