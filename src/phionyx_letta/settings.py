@@ -33,6 +33,12 @@ class Settings(BaseSettings):
         default=False, description="Keep the unified diff, and so the content, in envelopes."
     )
     signing_key: str | None = Field(default=None, description="Path of the Ed25519 key file, or its 64 hex digits.")
+    signing_command: str | None = Field(
+        default=None, repr=False, description="A program that signs in place of a key file: for a KMS or an HSM."
+    )
+    public_key: str | None = Field(
+        default=None, description="The public key the signing command signs with: 64 hex digits or a .pub file."
+    )
     key_id: str | None = Field(default=None, description="Name of the signing key; derived from the key by default.")
     demo: bool = Field(default=False, description="Sign with a published HMAC secret. For demonstrations only.")
     home: str | None = Field(default=None, description="Where a generated key is kept. Default: ~/.phionyx/letta.")

@@ -18,6 +18,7 @@ from phionyx_letta.cli.keys import keygen
 from phionyx_letta.cli.log import log
 from phionyx_letta.cli.memory import memory
 from phionyx_letta.cli.output import complain
+from phionyx_letta.cli.rotation import keys
 from phionyx_letta.cli.run import run
 from phionyx_letta.cli.seal import baseline, seal
 from phionyx_letta.cli.show import show
@@ -111,6 +112,7 @@ app.command(short_help="Check that nothing was tampered with.")(verify)
 app.command(short_help="Sign and chain what waits in the outbox.")(seal)
 app.command(short_help="Record blocks older than the plugin.")(baseline)
 app.command(short_help="Write chains to a file or a folder.")(export)
+app.add_typer(keys, name="keys", short_help="Replace the signing key, or revoke one.")
 app.add_typer(memory, name="memory", short_help="Memory files that change by reviewed patches.")
 
 

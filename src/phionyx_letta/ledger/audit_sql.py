@@ -17,14 +17,16 @@ from phionyx_letta._lines import read_envelope
 from phionyx_letta._shape import find_fault
 from phionyx_letta.envelope import CONTENT_UNKNOWN
 from phionyx_letta.errors import LedgerUnavailable
+from phionyx_letta.keys import Keyring, statements_in
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.audit import SEALED_TWICE, Audit, AuditReport, Progress
-from phionyx_letta.ledger.audit_log import LogAudit, Outside
+from phionyx_letta.ledger.audit_log import EpochAudit, LogAudit, Outside
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.ledger.statements import stored_statements
 from phionyx_letta.signing import Verifier
 from phionyx_letta.verification import BlockHead
 
-__all__ = ["verify_ledger"]
+__all__ = ["snapshot", "verify_ledger"]
 
 DATABASE = "database"
 _BATCH = 500
@@ -64,11 +66,17 @@ def verify_ledger(
     Raises:
         LedgerUnavailable: the database does not answer.
     """
-    audit = Audit(verifier, block_heads={} if trace_id is None else None)
-    audit.measured(DATABASE)
-    log = LogAudit(audit, outside) if outside is not None and trace_id is None else None
-    with _snapshot(ledger) as connection:
-        last_of_block, unknown = _check_rows(audit, connection, trace_id, log, progress, live)
+    whole = trace_id is None
+    with snapshot(ledger) as connection:
+        if isinstance(verifier, Keyring):
+            verifier = verifier.extended(statements_in(stored_statements(connection)))
+        audit = Audit(verifier, block_heads={} if whole else None, nonces_elsewhere=whole)
+        audit.measured(DATABASE)
+        log = LogAudit(audit, outside) if outside is not None and whole else None
+        epochs = EpochAudit(audit, verifier) if isinstance(verifier, Keyring) and whole else None
+        last_of_block, unknown = _check_rows(audit, connection, trace_id, log, epochs, live, progress)
+        if epochs is not None:
+            epochs.finish()
         if log is not None:
             log.finish()
         if live is not None and trace_id is None:
@@ -81,8 +89,12 @@ def verify_ledger(
 
 
 @contextmanager
-def _snapshot(ledger: SqlLedger) -> Iterator[Connection]:
-    """One transaction that sees one state, whatever is sealed meanwhile."""
+def snapshot(ledger: SqlLedger) -> Iterator[Connection]:
+    """Open one transaction that sees one state, whatever is sealed meanwhile; rows come a few hundred at a time.
+
+    Raises:
+        LedgerUnavailable: the database does not answer.
+    """
     options: dict[str, Any] = {"stream_results": True, "yield_per": _BATCH}
     if ledger.engine.dialect.name == "postgresql":
         options["isolation_level"] = "REPEATABLE READ"
@@ -102,8 +114,9 @@ def _check_rows(
     connection: Connection,
     trace_id: str | None,
     log: LogAudit | None,
-    progress: Progress | None,
+    epochs: EpochAudit | None,
     live: LiveFeed | None,
+    progress: Progress | None,
 ) -> tuple[dict[str, int], set[str]]:
     """Feed every envelope; return the sealing place of each block's last one, and the blocks whose content that one left open."""
     columns = tables.envelope.c
@@ -119,7 +132,9 @@ def _check_rows(
         expected_seq = row.seq + 1
         envelope, hashed = _read(audit, row)
         _check_columns(audit, row, envelope)
-        audit.feed(row.trace_id, envelope, hashed=hashed)
+        audit.feed(row.trace_id, envelope, hashed=hashed, place=row.seq if epochs is not None else None)
+        if epochs is not None:
+            epochs.feed(row.body if isinstance(row.body, str) else "")
         if log is not None:
             log.feed(row.body if isinstance(row.body, str) else "")
         if live is not None and isinstance(envelope, dict) and find_fault(envelope) is None:

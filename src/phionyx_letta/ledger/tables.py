@@ -111,6 +111,17 @@ checkpoint = Table(
     Column("at", String, nullable=False, comment="when it was signed, by the sealer's clock"),
 )
 
+key_statement = Table(
+    "phionyx_key_statement",
+    metadata,
+    Column("id", _BigId, primary_key=True, autoincrement=True),
+    Column("kind", String, nullable=False, comment="key-rotation/v1 or key-revocation/v1"),
+    Column("signer", String, nullable=False, comment="public key: of a rotation the old one"),
+    Column("subject", String, nullable=False, comment="public key: of a rotation the new one, else the revoked one"),
+    Column("note", Text, nullable=False, comment="the signed statement, which says all of this; see docs/keys.md"),
+    Column("at", String, nullable=False, comment="when it was recorded, by the clock of who did"),
+)
+
 sink = Table(
     "phionyx_sink",
     metadata,

@@ -70,6 +70,15 @@ class LogWriter:
         }
         upsert_rows(self._connection, tables.log, "id", [{**row, "mac": self._mac(row)}])
 
+    def root(self) -> bytes:
+        """Return the root of the tree as it stands."""
+        return self._frontier.root()
+
+    def hand_over(self, signer: Signs) -> None:
+        """Store the frontier, authenticated for another key."""
+        self._key, self._key_id = derived_key(signer, _PURPOSE), getattr(signer, "key_id", None)
+        self.flush()
+
     def issue(self, signer: Signer, origin: str) -> tuple[Checkpoint, str]:
         """Sign a checkpoint of the tree as it stands and store it as the newest of ``origin``.
 

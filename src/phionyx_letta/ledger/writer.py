@@ -20,6 +20,7 @@ from phionyx_letta.errors import InvalidMutation, StaleHeadError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, insert_rows, upsert_rows
 from phionyx_letta.ledger.tree import LogWriter, derived_key
+from phionyx_letta.signing import sign_all
 
 _STATE_PURPOSE = "phionyx-letta/block-state/v1"
 
@@ -240,8 +241,11 @@ class LedgerWriter:
         """
         if not self._rows:
             return 0
-        for row, draft in self._drafts:  # in a burst: in turn with JSON each finds the processor's cache cold
-            row["body"] = draft.line(self._signer.sign(draft.current))  # type: ignore[union-attr]
+        if self._drafts:  # in a burst: in turn with JSON each finds the processor's cache cold
+            assert self._signer is not None
+            signatures = sign_all(self._signer, [draft.current for _, draft in self._drafts])
+            for (row, draft), signature in zip(self._drafts, signatures, strict=True):
+                row["body"] = draft.line(signature)
         for row, leaf in zip(self._rows, self.log.append([row["body"] for row in self._rows]), strict=True):
             row["leaf"] = leaf
         insert_rows(self._connection, tables.envelope, self._rows)
@@ -268,6 +272,17 @@ class LedgerWriter:
         self._changed_blocks.clear()
         return written
 
+    def hand_over(self, signer: Signs) -> None:
+        """Authenticate the states of blocks and the end of the log for another key; states that are not this key's are left."""
+        key = _state_key(signer)
+        rows = []
+        for row in self._connection.execute(select(tables.block)).all():
+            if self._authentic(row):
+                values = {name: value for name, value in row._mapping.items() if name != "mac"}
+                rows.append({**values, "mac": _mac_of(key, values)})
+        upsert_rows(self._connection, tables.block, "block_id", rows)
+        self.log.hand_over(signer)
+
     def _block_row(self, block_id: str) -> dict[str, Any]:
         state = self._blocks[block_id]
         assert state is not None
@@ -283,19 +298,20 @@ class LedgerWriter:
         return {**row, "mac": self._mac(row)}
 
     def _mac(self, row: Mapping[str, Any]) -> str | None:
-        if self._state_key is None:
-            return None
-        return hmac.digest(self._state_key, canonical_json(row).encode("ascii"), "sha256").hex()
+        return _mac_of(self._state_key, row)
 
-    def _state(self, row: Any) -> BlockState:
-        """What a row says, if this key wrote it; else nothing but its place is known."""
+    def _authentic(self, row: Any) -> bool:
+        """Whether this key wrote the row."""
         values = dict(row._mapping)
         mac = values.pop("mac")
         try:
-            good = isinstance(mac, str) and mac.isascii() and hmac.compare_digest(self._mac(values) or "", mac)
+            return isinstance(mac, str) and mac.isascii() and hmac.compare_digest(self._mac(values) or "", mac)
         except JSON_ERRORS:  # a column holds something else than what was put there
-            good = False
-        if good:
+            return False
+
+    def _state(self, row: Any) -> BlockState:
+        """What a row says, if this key wrote it; else nothing but its place is known."""
+        if self._authentic(row):
             return BlockState(row.after_hash, row.after_size, row.chars, row.label, json.loads(row.agents), row.seq)
         if self._state_key is not None:
             logging.getLogger("phionyx_letta").error(
@@ -304,6 +320,10 @@ class LedgerWriter:
                 row.block_id,
             )
         return BlockState(None, 0, 0, "", None, -1)
+
+
+def _mac_of(key: bytes | None, row: Mapping[str, Any]) -> str | None:
+    return None if key is None else hmac.digest(key, canonical_json(row).encode("ascii"), "sha256").hex()
 
 
 def _state_key(signer: Signs | None) -> bytes | None:

@@ -42,14 +42,15 @@ class PluginKey:
 def load_key(settings: Settings) -> PluginKey:
     """The key this process signs with.
 
-    From PHIONYX_LETTA_SIGNING_KEY (or PHIONYX_LETTA_DEMO=1); without either, from ``signing.key`` in PHIONYX_LETTA_HOME,
-    which is generated at the first start, so that one setting turns the plugin on.
+    From PHIONYX_LETTA_SIGNING_KEY, PHIONYX_LETTA_SIGNING_COMMAND or PHIONYX_LETTA_DEMO=1; without any of them, from
+    ``signing.key`` in PHIONYX_LETTA_HOME, which is generated at the first start, so that one setting turns the plugin on.
 
     Raises:
         PhionyxError: the key is malformed, or none is set and none can be generated; the message says how to mend it.
     """
     signer: Signer = get_signer()
     source = "PHIONYX_LETTA_SIGNING_KEY" if settings.signing_key else "PHIONYX_LETTA_DEMO"
+    source = "PHIONYX_LETTA_SIGNING_COMMAND" if settings.signing_command else source
     if isinstance(signer, UnsignedSigner):
         path = settings.home_path() / "signing.key"
         _generate(path)

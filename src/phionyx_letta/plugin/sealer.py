@@ -39,10 +39,11 @@ from phionyx_letta.envelope import (
     ParsedJson,
     draft_memory_envelope,
 )
-from phionyx_letta.errors import PhionyxError
+from phionyx_letta.errors import PhionyxError, SigningKeyError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, finite
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.ledger.statements import refuse_retired
 from phionyx_letta.ledger.tree import LogWriter, default_origin, stored_size
 from phionyx_letta.ledger.writer import BlockState, LedgerWriter
 from phionyx_letta.plugin.outbox import authentic, open_payload
@@ -140,11 +141,13 @@ class Sealer:
 
         Raises:
             LedgerUnavailable: the database does not answer; nothing was changed.
+            SigningKeyError: the key was replaced; the rows wait for the new one.
         """
         self._log = None
         with self._ledger.writing(wait=False) as connection:
             if connection is None:
                 return SealReport(busy=True)
+            refuse_retired(connection, self._key.signer)
             rows, more = self._rows(connection)
             again = self._refused_rows(connection)
             report = self._seal(connection, sorted([*again, *rows], key=lambda row: row.id))
@@ -405,6 +408,8 @@ _OF_A_ROW = (PhionyxError, ValueError, TypeError, LookupError, AttributeError, R
 
 def _is_fault_of_a_row(error: Exception) -> bool:
     """What this row holds, or what the ledger holds of its chain and block, is the reason; else it is the database."""
+    if isinstance(error, SigningKeyError):  # a signing command that fails: every row can wait
+        return False
     if isinstance(error, DBAPIError):
         state = getattr(error.orig, "sqlstate", None)
         if state is None:  # the driver refused a value, or the connection is gone
