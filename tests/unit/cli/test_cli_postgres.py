@@ -20,6 +20,9 @@ _LETTA = (
     'create table block (id varchar primary key, organization_id varchar, value text, label varchar, description text, "limit" int,'
     " read_only bool)",
     "create table blocks_agents (agent_id varchar, block_id varchar)",
+    "create table block_history (id varchar, block_id varchar, sequence_number int, value text, label varchar, description text,"
+    ' "limit" int, metadata_ json, actor_type varchar, actor_id varchar, organization_id varchar, is_deleted bool,'
+    " _created_by_id varchar, created_at timestamptz)",
     "insert into block values ('block-1', 'org-1', 'hello ü', 'human', null, 100, false)",
     "insert into block values ('block-2', null, '', 'empty', 'd', 5, true)",
     f"insert into blocks_agents values ('{AGENT}', 'block-1')",
