@@ -12,7 +12,7 @@ from sqlalchemy import Connection, func, inspect, or_, select
 
 from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.errors import SigningKeyError, StoreError
-from phionyx_letta.keys import ROTATION, Statement, issue_rotation
+from phionyx_letta.keys import ROTATION, Statement, issue_rotation, statements_in
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.writer import LedgerWriter
@@ -86,10 +86,12 @@ def refuse_retired(connection: Connection, signer: Signer) -> None:
     """
     public = getattr(signer, "public_key_hex", None)
     column = tables.key_statement.c
-    query = select(column.subject).where(column.kind == ROTATION, column.signer == public)
-    successor = connection.execute(query).scalars().first() if public is not None else None
-    if successor is not None:
+    query = select(column.note).where(column.kind == ROTATION, column.signer == public)
+    notes = connection.execute(query).scalars().all() if public is not None else ()
+    for said in statements_in(notes):
+        if said.signer != public or not said.signed():
+            continue  # the database's owner may write what he likes, and the key has signed nothing
         raise SigningKeyError(
-            f"the signing key {signer.key_id} was replaced by {key_id_of(successor)}",
+            f"the signing key {signer.key_id} was replaced by {key_id_of(said.subject)}",
             "start this server with the new key, and the others too",
         )

@@ -156,6 +156,15 @@ class TestTheft:
         assert lived.ledger.select(newest=True, limit=1)[-1].seq == 17
         assert lived.ledger.has_pending()
 
+    def test_a_replacement_that_the_key_did_not_sign_stops_nothing(self, lived: History) -> None:
+        from phionyx_letta.ledger import tables
+
+        row = {"kind": "key-rotation/v1", "signer": THIRD.public_key_hex, "subject": "ab" * 32, "at": ""}
+        for note in ("hello", issue_rotation(point(lived, 6), FIRST, SECOND, NOW)):
+            with lived.ledger.engine.begin() as connection:
+                connection.execute(tables.key_statement.insert().values(**row, note=note))
+        lived.write("agent-a", "block-agent-a", "goes on")
+
     def test_what_a_replaced_key_recorded_holds_up_the_next_rotation(self, lived: History) -> None:
         lived.use(FIRST)
         with pytest.raises(SigningKeyError):
