@@ -18,6 +18,7 @@ __all__ = [
     "PhionyxError",
     "ProofError",
     "ProposerUnavailable",
+    "ReadRefused",
     "SettingsError",
     "SigningKeyError",
     "SinkConflict",
@@ -96,6 +97,10 @@ class SinkConflict(SinkError):
 
 class EvidenceRefused(PhionyxError):
     """In `closed` mode: no evidence could be recorded, so the write is refused."""
+
+
+class ReadRefused(PhionyxError):
+    """A guarded read: what the database holds is not what was recorded, or that cannot be told."""
 
 
 class UnsupportedLetta(PhionyxError):

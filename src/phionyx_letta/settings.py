@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from phionyx_letta.errors import SettingsError
@@ -24,6 +24,10 @@ class Settings(BaseSettings):
     on_error: Literal["open", "closed"] = Field(
         default="open",
         description="open: a write goes on without evidence and the gap is reported; closed: it is refused.",
+    )
+    guard: Literal["off", "report", "reject"] = Field(
+        default="off",
+        description="What a read of memory that is not what was recorded leads to. reject needs on_error=closed.",
     )
     include_diff_text: bool = Field(
         default=False, description="Keep the unified diff, and so the content, in envelopes."
@@ -85,10 +89,24 @@ class Settings(BaseSettings):
         description="Countries whose national telephone formats are recognised, ISO 3166, separated by commas.",
     )
 
-    @field_validator("on_error", mode="before")
+    trusted_keys: str = Field(
+        default="",
+        description="Public keys that guarded reads trust beside this process's own, separated by spaces: files or 64 hex digits.",
+    )
+
+    @field_validator("on_error", "guard", mode="before")
     @classmethod
     def _in_lower_case(cls, value: object) -> object:
         return value.strip().lower() if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _guard_fits(self) -> Settings:
+        if self.guard == "reject" and self.on_error != "closed":
+            raise ValueError(
+                "PHIONYX_LETTA_GUARD=reject needs PHIONYX_LETTA_ON_ERROR=closed: a write that went unrecorded would be refused "
+                "when it is read"
+            )
+        return self
 
     def home_path(self) -> Path:
         """Folder of generated keys.
@@ -118,6 +136,9 @@ def load_settings() -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors()[0]
+        if not first["loc"]:  # two settings that do not fit together
+            said = str(first["msg"]).removeprefix("Value error, ")
+            raise SettingsError(said, remedy="set both, or PHIONYX_LETTA_GUARD=report") from error
         name = "PHIONYX_LETTA_" + "_".join(str(part) for part in first["loc"]).upper()
         raise SettingsError(
             f"{name} has an unusable value: {first['msg']}", remedy=f"correct or unset {name}"

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from phionyx_letta.keys import Keyring, Statement
     from phionyx_letta.ledger.audit import AuditReport, Progress
     from phionyx_letta.ledger.audit_log import Outside
+    from phionyx_letta.ledger.sql import SqlLedger
+    from phionyx_letta.plugin.live import LiveAudit
 
 __all__ = ["show_findings", "show_report", "show_verdict", "summary", "verify"]
 
@@ -54,6 +56,10 @@ _MEANING = {
         "ok": "each change starts where the last one ended",
         "failed": "a change between is not recorded",
         "not_measured": "only the whole ledger shows it",
+    },
+    "live": {
+        "ok": "the blocks in Letta's tables hold what was recorded",
+        "failed": "a block or its checkpoints were changed outside",
     },
     "bundle": {
         "ok": "the zip is one of ours, and undamaged",
@@ -158,7 +164,8 @@ def _verified(
         from phionyx_letta.ledger.audit_sql import verify_ledger
 
         with open_database(name) as ledger:
-            report = verify_ledger(ledger, verifier=keys, trace_id=trace, outside=outside, progress=progress)
+            live = _live(ledger)
+            report = verify_ledger(ledger, verifier=keys, trace_id=trace, outside=outside, live=live, progress=progress)
             return _with_chain(report, trace)
     try:
         if path.is_dir():
@@ -170,6 +177,16 @@ def _verified(
         raise CommandError(f"{name} cannot be read: {error.strerror}", "check its permissions") from None
     refuse_malformed_url(name)
     raise CommandError(f"{name} does not exist", "give a database URL, a folder or a file")
+
+
+def _live(ledger: SqlLedger) -> LiveAudit | None:
+    """What compares the blocks themselves, where Letta's tables are beside the ledger's."""
+    from sqlalchemy import inspect
+
+    from phionyx_letta.plugin.live import LiveAudit
+
+    names = inspect(ledger.engine).get_table_names() if ledger.engine.dialect.name == "postgresql" else ()
+    return LiveAudit() if {"block", "block_history"} <= set(names) else None
 
 
 def _folder(path: Path, keys: Keyring | None, trace: str | None) -> AuditReport:

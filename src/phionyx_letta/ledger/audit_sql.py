@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import Connection, Row, func, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -32,12 +32,25 @@ DATABASE = "database"
 _BATCH = 500
 
 
+class LiveFeed(Protocol):
+    """What compares the memory that is there with what was recorded of it; see `plugin.live.LiveAudit`."""
+
+    def feed(self, envelope: dict[str, Any], /) -> None:
+        """Take the next envelope of the right shape."""
+        ...
+
+    def finish(self, connection: Connection, audit: Audit, /) -> None:
+        """Say what was found, in the snapshot of the audit."""
+        ...
+
+
 def verify_ledger(
     ledger: SqlLedger,
     *,
     verifier: Verifier | None,
     trace_id: str | None = None,
     outside: Outside | None = None,
+    live: LiveFeed | None = None,
     progress: Progress | None = None,
 ) -> AuditReport:
     """Verify everything in a ledger, in sealing order and in one snapshot, or one chain of it.
@@ -47,6 +60,7 @@ def verify_ledger(
         verifier: the trusted key or keys; without one nothing is valid.
         trace_id: only this chain; linkage with other chains' writes is then not measured, nor is the sealing order.
         outside: checkpoints of the log, from outside the database; a whole ledger is compared with them.
+        live: compares what is there now with the newest envelopes; a whole ledger only.
         progress: called every few hundred envelopes with how many were checked.
 
     Raises:
@@ -60,11 +74,13 @@ def verify_ledger(
         audit.measured(DATABASE)
         log = LogAudit(audit, outside) if outside is not None and whole else None
         epochs = EpochAudit(audit, verifier) if isinstance(verifier, Keyring) and whole else None
-        last_of_block, unknown = _check_rows(audit, connection, trace_id, log, epochs, progress)
+        last_of_block, unknown = _check_rows(audit, connection, trace_id, log, epochs, live, progress)
         if epochs is not None:
             epochs.finish()
         if log is not None:
             log.finish()
+        if live is not None and trace_id is None:
+            live.finish(connection, audit)
         _check_nonces(audit, connection)
         _check_heads(audit, connection, trace_id)
         if audit.block_heads is not None:
@@ -99,6 +115,7 @@ def _check_rows(
     trace_id: str | None,
     log: LogAudit | None,
     epochs: EpochAudit | None,
+    live: LiveFeed | None,
     progress: Progress | None,
 ) -> tuple[dict[str, int], set[str]]:
     """Feed every envelope; return the sealing place of each block's last one, and the blocks whose content that one left open."""
@@ -120,6 +137,8 @@ def _check_rows(
             epochs.feed(row.body if isinstance(row.body, str) else "")
         if log is not None:
             log.feed(row.body if isinstance(row.body, str) else "")
+        if live is not None and isinstance(envelope, dict) and find_fault(envelope) is None:
+            live.feed(envelope)
         last_of_block[row.block_id] = row.seq
         (unknown.add if _content_unknown(envelope) else unknown.discard)(row.block_id)
         if progress and audit.seen % _BATCH == 0:

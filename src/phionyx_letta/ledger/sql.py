@@ -61,6 +61,10 @@ class SqlLedger:
             if self.engine.dialect.name == "postgresql":  # two workers starting at once would race CREATE TABLE
                 connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
             tables.metadata.create_all(connection)
+            if (
+                self.engine.dialect.name == "postgresql"
+            ):  # older ledgers have the table, so create_all leaves its indexes out
+                connection.exec_driver_sql(tables.OUTBOX_BLOCK_INDEX)
 
     @contextmanager
     def _reported(self) -> Iterator[None]:

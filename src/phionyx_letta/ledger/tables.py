@@ -140,6 +140,19 @@ outbox = Table(
     Column("created_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
 )
 
+finding = Table(
+    "phionyx_finding",
+    metadata,
+    Column("id", _BigId, Identity(always=True), primary_key=True),
+    Column("at", String, nullable=False, comment="UTC, ISO 8601, by the worker's clock"),
+    Column("info", Text, nullable=False, comment="JSON: a guarded read that did not agree; not authenticated"),
+)
+
+#: The block of an outbox row, from its payload, whose MAC covers it: a column of its own could be changed to hide the row.
+#: No backslash escapes the quote before the name: it is a key of the payload.
+OUTBOX_BLOCK = """substring(payload from '"block_id":"([^"]*)"')"""
+OUTBOX_BLOCK_INDEX = f"create index if not exists phionyx_outbox_block on phionyx_outbox (({OUTBOX_BLOCK}))"
+
 worker = Table(
     "phionyx_worker",
     metadata,

@@ -7,6 +7,7 @@ but has no before and after: it is a gap in ``open`` mode and refused in ``close
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,11 @@ from sqlalchemy.util import await_only
 
 from phionyx_letta.errors import EvidenceRefused, StoreError
 from phionyx_letta.plugin import attribution
-from phionyx_letta.plugin.mutation import RECORDED, BlockColumns, attachment_change, block_change
+from phionyx_letta.plugin.guard import DIRTY, OWN, PROMPTS
+from phionyx_letta.plugin.mutation import COMPILE, RECORDED, BlockColumns, attachment_change, block_change
 from phionyx_letta.plugin.outbox import ROLLBACK_SQL, capture_sql
 from phionyx_letta.plugin.statements import blind_write, matching_rows, pivot_result
+from phionyx_letta.plugin.stored import compiled_prompts, stored_checkpoints
 
 if TYPE_CHECKING:
     from phionyx_letta.plugin.runtime import Runtime
@@ -42,6 +45,8 @@ class Capture:
         """Take the models from the imported module ``letta.orm``."""
         self._runtime = runtime
         self._block, self._pivot, self._agent = orm.Block, orm.BlocksAgents, orm.Agent
+        self._message, self._history = orm.Message, orm.BlockHistory
+        self._guarded = runtime.settings.guard != "off"
         table, pivot = orm.Block.__table__.c, orm.BlocksAgents.__table__.c
         self._columns = [table.id, table.organization_id, *(table[name] for name in RECORDED)]
         self._pivot_columns = [pivot.agent_id, pivot.block_id, pivot.block_label]
@@ -99,7 +104,9 @@ class Capture:
         agents = [item for item in (*new, *dirty) if isinstance(item, self._agent)]
         detached = session.info.pop(_DETACHED, ())
         before = session.info.pop(_BEFORE, {})
-        if not created and not changed and not gone and not pivots and not agents and not detached:
+        checkpoints = [item for item in (*new, *dirty, *deleted) if isinstance(item, self._history)]
+        prompts = self._guarded and any(isinstance(item, self._message) for item in (*new, *dirty))
+        if not (created or changed or gone or pivots or agents or detached or checkpoints or prompts):
             return
         named = [block.id for block in (*created, *changed, *gone)]
         with self._runtime.guarded("describing a write", named):
@@ -108,6 +115,11 @@ class Capture:
             mutations += self._attached(agents, pivots)
             mutations += [self._attachment("detach", *row) for row in detached]
             mutations += [self._deleted(block, before) for block in gone]
+            if checkpoints:
+                mutations += stored_checkpoints(session.connection(), checkpoints, attribution.current())
+            if prompts:
+                added, updated = ([one for one in some if isinstance(one, self._message)] for some in (new, dirty))
+                mutations += compiled_prompts(added, updated, attribution.current())
             self._record(session, [mutation for mutation in mutations if mutation])
 
     def _after_rollback(self, session: Session, _previous: Any) -> None:
@@ -307,8 +319,9 @@ class Capture:
         if self._runtime.key is None:
             self._runtime.gap(self._runtime.key_error or "no signing key", named)
             return
-        worker = self._runtime.worker_id
-        rows = [self._runtime.key.outbox.seal({**mutation, "worker": worker}) for mutation in mutations]
+        worker, key = self._runtime.worker_id, self._runtime.key.outbox
+        nonces = [secrets.token_hex(16) for _ in mutations]
+        rows = [key.seal({**one, "worker": worker}, nonce) for one, nonce in zip(mutations, nonces, strict=True)]
         connection = session.connection()
         try:
             self._insert(connection, rows)
@@ -319,6 +332,17 @@ class Capture:
             self._runtime.gap("the outbox did not take a row", named, error)
         else:
             self._runtime.captured(len(rows))
+            if self._guarded:
+                self._note(session, mutations, nonces)
+
+    @staticmethod
+    def _note(session: Session, mutations: list[Mutation], nonces: list[str]) -> None:
+        """For guarded reads: what this transaction wrote itself."""
+        session.info[DIRTY] = True
+        ids = [one["block_id"] for one in mutations]
+        session.info.setdefault(OWN, []).extend(zip(ids, nonces, strict=True))
+        compiled = [(one["block_id"], one["letta"]["state"]) for one in mutations if one["event"] == COMPILE]
+        session.info.setdefault(PROMPTS, []).extend(compiled)
 
     def _insert(self, connection: Connection, rows: list[tuple[str, str]]) -> None:
         try:

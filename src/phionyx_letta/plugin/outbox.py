@@ -45,11 +45,10 @@ class OutboxKey:
         """HMAC-SHA256 of a payload, 64 hex digits."""
         return hmac.digest(self.secret, payload.encode("ascii"), "sha256").hex()
 
-    def seal(self, mutation: dict[str, Any]) -> tuple[str, str]:
-        """Payload and MAC of a captured mutation; adds version, nonce and key id."""
-        payload = canonical_json(
-            {**mutation, "v": PAYLOAD_VERSION, "nonce": secrets.token_hex(16), "key_id": self.key_id}
-        )
+    def seal(self, mutation: dict[str, Any], nonce: str | None = None) -> tuple[str, str]:
+        """Payload and MAC of a captured mutation; adds version, key id and a nonce where none is given."""
+        nonce = nonce or secrets.token_hex(16)
+        payload = canonical_json({**mutation, "v": PAYLOAD_VERSION, "nonce": nonce, "key_id": self.key_id})
         return payload, self.mac(payload)
 
 

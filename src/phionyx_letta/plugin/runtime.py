@@ -26,6 +26,9 @@ from phionyx_letta.signing import Signer, UnsignedSigner, generate_key, get_sign
 
 logger = logging.getLogger("phionyx_letta")
 
+#: The same finding is logged and kept again after so long, s.
+_TELL_AGAIN = 60.0
+
 
 @dataclass(frozen=True)
 class PluginKey:
@@ -93,7 +96,9 @@ class Runtime:
         self.key_error: str | None = None
         self.counts: Counter[str] = Counter()
         self.gaps: deque[dict[str, Any]] = deque(maxlen=20)
-        self.targets: dict[str, str] = {}
+        self.refused: deque[dict[str, Any]] = deque(maxlen=20)
+        self.untold: deque[dict[str, Any]] = deque(maxlen=1000)
+        self._told: dict[str, float] = {}
         self.new_worker()
         try:
             self.key = load_key(settings)
@@ -107,6 +112,25 @@ class Runtime:
         self.worker_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.counts.clear()
         self.gaps.clear()
+        self.refused.clear()
+
+    def read_checked(self) -> None:
+        """Count a guarded read."""
+        with self._lock:
+            self.counts["reads_checked"] += 1
+
+    def read_refused(self, what: str, *, refused: bool) -> None:
+        """Count a read that is not what was recorded, log it, and keep it for `doctor` and `log`; the same one once a minute."""
+        finding = {"at": datetime.now(UTC).isoformat(timespec="microseconds"), "what": what, "refused": refused}
+        now = time.monotonic()
+        with self._lock:
+            self.counts["reads_refused"] += 1
+            if now - self._told.get(what, float("-inf")) < _TELL_AGAIN:
+                return
+            self._told = {text: at for text, at in self._told.items() if now - at < _TELL_AGAIN} | {what: now}
+            self.refused.append(finding)
+            self.untold.append(finding)
+        logger.error("phionyx-letta: %s%s", "" if refused else "(report only) ", what)
 
     def captured(self, rows: int) -> None:
         """Count rows written to the outbox (not yet committed)."""

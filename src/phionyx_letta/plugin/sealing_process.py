@@ -169,7 +169,8 @@ def _seal(
     baseline_at = None if settings.baseline == "off" else 0.0
     while not stop.is_set():
         if baseline_at is not None and time.monotonic() >= baseline_at:
-            left = record_baseline(ledger, key.outbox, f"baseline:{os.getpid()}")
+            prompts = settings.guard != "off"
+            left = record_baseline(ledger, key.outbox, f"baseline:{os.getpid()}", prompts=prompts)
             baseline_at = time.monotonic() + (0 if left > 1 else _RETRY) if left else None
         if sealer.due() or ledger.has_pending():
             sinks.publish(sealer.seal_pending().checkpoint)
