@@ -18,7 +18,7 @@ from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.writer import LedgerWriter
 from phionyx_letta.signing import Signer, key_id_of
 
-__all__ = ["refuse_retired", "rotate", "store_statement", "stored_statements"]
+__all__ = ["lineage", "refuse_retired", "rotate", "store_statement", "stored_statements"]
 
 
 def stored_statements(connection: Connection) -> list[str]:
@@ -27,6 +27,21 @@ def stored_statements(connection: Connection) -> list[str]:
         return []
     column = tables.key_statement.c
     return list(connection.execute(select(column.note).order_by(column.id)).scalars())
+
+
+def lineage(connection: Connection, public_key: str) -> list[Statement]:
+    """Return the rotations that led to this key, the newest first.
+
+    Each is signed by the key it led to, so whoever has that key has agreed to it: nobody else can put one in.
+    """
+    said = [one for one in statements_in(stored_statements(connection)) if one.kind == ROTATION]
+    found: list[Statement] = []
+    while True:
+        key = found[-1].signer if found else public_key
+        before = next((one for one in said if one.subject == key and one not in found and one.signed()), None)
+        if before is None:
+            return found
+        found.append(before)
 
 
 def store_statement(connection: Connection, note: str) -> None:
