@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from phionyx_letta.errors import SettingsError
@@ -27,6 +27,10 @@ class Settings(BaseSettings):
     )
     include_diff_text: bool = Field(
         default=False, description="Keep the unified diff, and so the content, in envelopes."
+    )
+    commitments: Literal["plain", "salted"] = Field(
+        default="plain",
+        description="salted: hashes of content are keyed with a salt per block, which is destroyed when it is forgotten.",
     )
     signing_key: str | None = Field(default=None, description="Path of the Ed25519 key file, or its 64 hex digits.")
     key_id: str | None = Field(default=None, description="Name of the signing key; derived from the key by default.")
@@ -61,10 +65,17 @@ class Settings(BaseSettings):
         default="auto", description="Record blocks older than the plugin at start."
     )
 
-    @field_validator("on_error", mode="before")
+    @field_validator("on_error", "commitments", mode="before")
     @classmethod
     def _in_lower_case(cls, value: object) -> object:
         return value.strip().lower() if isinstance(value, str) else value
+
+    @field_validator("commitments")
+    @classmethod
+    def _without_content(cls, value: str, info: ValidationInfo) -> str:
+        if value == "salted" and info.data.get("include_diff_text"):
+            raise ValueError("salted hashes hide what PHIONYX_LETTA_INCLUDE_DIFF_TEXT keeps: choose one of them")
+        return value
 
     def home_path(self) -> Path:
         """Folder of generated keys.

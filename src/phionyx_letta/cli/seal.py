@@ -131,15 +131,18 @@ def _add(total: SealReport, report: SealReport) -> None:
 
 def _record(database: SqlLedger, key: PluginKey) -> tuple[int, dict[str, Any]]:
     """Record and seal in turn: a block whose write waits in the outbox counts as recorded once that write is sealed."""
+    from phionyx_letta.ledger.salts import SaltKey
     from phionyx_letta.plugin.baseline import record_baseline, unrecorded_blocks
+    from phionyx_letta.settings import load_settings
 
+    salts, salted = SaltKey.of(key.signer), load_settings().commitments == "salted"
     with database.engine.connect() as connection:
         before = unrecorded_blocks(connection)
     worker_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     deadline = time.monotonic() + PATIENCE
     totals: dict[str, Any] = {"sealed": 0, "refused": 0, "refusals": []}
     while True:
-        left = record_baseline(database, key.outbox, worker_id)
+        left = record_baseline(database, key.outbox, worker_id, salts=salts, salted=salted)
         result = _sealed(database, key)
         for name, value in totals.items():
             totals[name] = value + result[name]

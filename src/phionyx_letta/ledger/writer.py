@@ -44,6 +44,8 @@ class BlockState:
     label: str
     agents: Sequence[str] | None  # None: not known
     seq: int
+    salt: str | None = None  # name of the one its hash was made with
+    forgotten: bool = False  # that salt was destroyed
 
 
 class LedgerWriter:
@@ -216,13 +218,17 @@ class LedgerWriter:
         self._changed_chains.add(trace_id)
         if run_id is not None:
             self._runs[trace_id, run_id] = subject["turn_index"]
-        self._note_block(mutation, unknown=letta.get("content") == CONTENT_UNKNOWN)
+        self._note_block(mutation, letta)
         self._next_seq += 1
         return row
 
-    def _note_block(self, mutation: Mapping[str, Any], *, unknown: bool) -> None:
+    def _note_block(self, mutation: Mapping[str, Any], letta: Mapping[str, Any]) -> None:
         block_id, diff = mutation["block_id"], mutation["diff"]
         known = self.block(block_id)
+        salt = letta.get("salt")
+        salt = salt if isinstance(salt, str) else None
+        unknown = letta.get("content") == CONTENT_UNKNOWN
+        still_forgotten = known is not None and known.forgotten and known.salt == salt
         self._blocks[block_id] = BlockState(
             None if unknown else diff["after_hash"],
             diff["after_size_bytes"],
@@ -230,6 +236,8 @@ class LedgerWriter:
             mutation["block_label"],
             known.agents if known else None,
             self._next_seq,
+            None if unknown else salt,
+            salt is not None and (still_forgotten or letta.get("salt_destroyed") == salt),
         )
         self._changed_blocks.add(block_id)
 
@@ -280,6 +288,8 @@ class LedgerWriter:
             "label": state.label,
             "agents": json.dumps(state.agents),
             "seq": state.seq,
+            "salt": state.salt,
+            "forgotten": state.forgotten,
         }
         return {**row, "mac": self._mac(row)}
 
@@ -297,7 +307,10 @@ class LedgerWriter:
         except JSON_ERRORS:  # a column holds something else than what was put there
             good = False
         if good:
-            return BlockState(row.after_hash, row.after_size, row.chars, row.label, json.loads(row.agents), row.seq)
+            agents = json.loads(row.agents)
+            return BlockState(
+                row.after_hash, row.after_size, row.chars, row.label, agents, row.seq, row.salt, row.forgotten
+            )
         if self._state_key is not None:
             logging.getLogger("phionyx_letta").error(
                 "phionyx-letta: the recorded state of block %r is not this key's: it was changed in the database, or a host with"

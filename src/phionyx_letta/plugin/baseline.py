@@ -11,9 +11,10 @@ from typing import Any
 from sqlalchemy import Connection, insert, text
 
 from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.salts import Salt, SaltKey, salt_row, salts_in_use
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin.attribution import Attribution
-from phionyx_letta.plugin.mutation import RECORDED, BlockColumns, block_change
+from phionyx_letta.plugin.mutation import RECORDED, BlockColumns, Commitment, block_change
 from phionyx_letta.plugin.outbox import OutboxKey
 
 PRODUCER = "phionyx-letta.baseline"
@@ -38,13 +39,23 @@ def unrecorded_blocks(connection: Connection) -> int:
     return int(connection.execute(_COUNT).scalar_one())
 
 
-def record_baseline(ledger: SqlLedger, key: OutboxKey, worker_id: str, *, limit: int = 200) -> int:
+def record_baseline(
+    ledger: SqlLedger,
+    key: OutboxKey,
+    worker_id: str,
+    *,
+    salts: SaltKey | None = None,
+    salted: bool = False,
+    limit: int = 200,
+) -> int:
     """Record one batch.
 
     Args:
         ledger: of Letta's own database.
         key: authenticates the rows.
         worker_id: noted in them.
+        salts: encrypts the salts of a salted ledger.
+        salted: make it one. A ledger that has salts stays salted.
         limit: most blocks in one transaction.
 
     Returns:
@@ -58,7 +69,11 @@ def record_baseline(ledger: SqlLedger, key: OutboxKey, worker_id: str, *, limit:
         fresh = [row for row in rows if row.id not in waiting]
         if fresh:
             attached = connection.execute(_AGENTS, {"ids": [row.id for row in fresh]}).all()
-            sealed = [key.seal(_mutation(row, attached, worker_id)) for row in fresh]
+            made: dict[str, Salt] = {}
+            if salts is not None and (salted or salts_in_use(connection)):
+                made = {row.id: salts.new() for row in fresh}
+                connection.execute(insert(tables.salt), [salt_row(salts, row.id, made[row.id]) for row in fresh])
+            sealed = [key.seal(_mutation(row, attached, worker_id, made.get(row.id))) for row in fresh]
             connection.execute(insert(tables.outbox), [{"payload": payload, "mac": mac} for payload, mac in sealed])
         return 0 if not rows and not unrecorded_blocks(connection) else max(1, len(rows))
 
@@ -68,10 +83,16 @@ def _waiting(connection: Connection) -> set[str]:
     return set(connection.execute(_WAITING).scalars())
 
 
-def _mutation(row: Any, attached: Any, worker_id: str) -> dict[str, Any]:
+def _mutation(row: Any, attached: Any, worker_id: str, salt: Salt | None) -> dict[str, Any]:
     columns = BlockColumns(*row[2:])
     mutation = block_change(
-        row.id, columns, columns, Attribution(), organization_id=row.organization_id, event="baseline"
+        row.id,
+        columns,
+        columns,
+        Attribution(),
+        organization_id=row.organization_id,
+        event="baseline",
+        commitment=Commitment(salt),
     )
     assert mutation is not None
     agents = [pair.agent_id for pair in attached if pair.block_id == row.id]

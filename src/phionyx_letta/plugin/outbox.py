@@ -76,7 +76,23 @@ def authentic(key: OutboxKey, payload: str, mac: str) -> bool:
     return hmac.compare_digest(key.mac(payload), mac)
 
 
-def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int | None = None) -> str:
+@dataclass(frozen=True)
+class SaltUse:
+    """What a capture says of the salts its rows were made with."""
+
+    fresh: Sequence[tuple[str, str, bytes]] = ()
+    """Name, block and wrapped value of each that is new."""
+    relied_on: Sequence[str] = ()
+    """Names of those that were known before: they must still be good."""
+
+
+#: SQLSTATE of a capture under a salt that was destroyed or ended meanwhile (invalid argument for a power function).
+STALE_SALT = "2201F"
+
+
+def capture_sql(
+    rows: Sequence[tuple[str, str]], lock_timeout_ms: int | None = None, salts: SaltUse | None = None
+) -> str:
     """Everything a capture does, as one simple-protocol query: one round trip.
 
     The savepoint keeps a failure of ours out of Letta's transaction. A trigger that drops rows silently is found by their count:
@@ -87,11 +103,14 @@ def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int | None = N
         rows: payloads and MACs.
         lock_timeout_ms: how long to wait for an outbox that somebody has locked. None fails at once, with SQLSTATE 55P03;
             that is tried first, since setting the timeout and putting Letta's own back costs a third more (measured).
+        salts: of a salted ledger. Where one is not good any more, the query fails with SQLSTATE ``STALE_SALT``.
     """
     tag = f"$p{secrets.token_hex(8)}$"
     values = ",".join(f"({tag}{payload}{tag},'{mac}')" for payload, mac in rows)
+    salted = "" if salts is None else _salt_sql(salts)
     if lock_timeout_ms is None:
-        before, after = "lock table phionyx_outbox in row exclusive mode nowait;", ""
+        locked = "phionyx_outbox,phionyx_salt" if salted else "phionyx_outbox"
+        before, after = f"lock table {locked} in row exclusive mode nowait;", ""
     else:
         before = (
             "select set_config('phionyx.lock_timeout',current_setting('lock_timeout'),true),"
@@ -99,11 +118,28 @@ def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int | None = N
         )
         after = "set_config('lock_timeout',current_setting('phionyx.lock_timeout'),true),"
     return (
-        f"savepoint phionyx_capture;{before}"
+        f"savepoint phionyx_capture;{before}{salted}"
         f"with kept as(insert into phionyx_outbox(payload,mac)values{values} returning 1)"
         f"select {after}1/(case when count(*)={len(rows)} then 1 else 0 end)from kept;"
         "release savepoint phionyx_capture"
     )
+
+
+def _salt_sql(salts: SaltUse) -> str:
+    """New salts are inserted, which waits for nobody; the others are looked at, without a lock."""
+    tag, sql = f"$p{secrets.token_hex(8)}$", ""
+    if salts.fresh:
+        values = ",".join(
+            f"('{name}',{tag}{block}{tag},decode('{wrapped.hex()}','hex'))" for name, block, wrapped in salts.fresh
+        )
+        sql += f"insert into phionyx_salt(name,block_id,wrapped)values{values};"
+    if salts.relied_on:
+        names = ",".join(f"'{name}'" for name in salts.relied_on)
+        sql += (
+            f"select sqrt(case when count(*)={len(salts.relied_on)} then 1 else -1 end)"
+            f"from phionyx_salt where name in({names})and not ended;"
+        )
+    return sql
 
 
 #: Undoes a failed capture; Letta's own work before it stays.

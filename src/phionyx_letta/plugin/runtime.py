@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from phionyx_letta.errors import EvidenceRefused, PhionyxError, SigningKeyError
+from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.plugin.outbox import OutboxKey
+from phionyx_letta.plugin.salting import Salting
 from phionyx_letta.settings import Settings
 from phionyx_letta.signing import Signer, UnsignedSigner, generate_key, get_signer
 
@@ -90,6 +92,7 @@ class Runtime:
         self.worker_id = ""
         self.key: PluginKey | None = None
         self.key_error: str | None = None
+        self.salting: Salting | None = None
         self.counts: Counter[str] = Counter()
         self.gaps: deque[dict[str, Any]] = deque(maxlen=20)
         self.targets: dict[str, str] = {}
@@ -99,6 +102,8 @@ class Runtime:
         except PhionyxError as error:
             self.key_error = str(error)
             logger.error("phionyx-letta cannot record anything: %s", error)
+        if settings.commitments == "salted":
+            self.salt()
 
     def new_worker(self) -> None:
         """Take a new worker id: at start, and in the child after a fork."""
@@ -106,6 +111,13 @@ class Runtime:
         self.worker_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.counts.clear()
         self.gaps.clear()
+
+    def salt(self) -> None:
+        """Commit to content under salts from now on: the setting says so, or the ledger has salts already."""
+        if self.salting is None and self.key is not None:
+            if self.settings.include_diff_text:
+                logger.warning("phionyx-letta: this ledger is salted, so the text of changes is not kept")
+            self.salting = Salting(SaltKey.of(self.key.signer))
 
     def captured(self, rows: int) -> None:
         """Count rows written to the outbox (not yet committed)."""

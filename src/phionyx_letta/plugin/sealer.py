@@ -45,6 +45,7 @@ from phionyx_letta.ledger.bulk import among, finite
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.tree import LogWriter, stored_size
 from phionyx_letta.ledger.writer import BlockState, LedgerWriter
+from phionyx_letta.plugin.forgetting import Forgetting
 from phionyx_letta.plugin.outbox import authentic, open_payload
 from phionyx_letta.plugin.runtime import PluginKey, logger
 
@@ -314,9 +315,11 @@ class Sealer:
     def _write_together(self, connection: Connection, candidates: list[_Candidate]) -> int:
         writer = LedgerWriter(connection, self._key.signer)
         _preload(writer, candidates)
+        forgetting = Forgetting(connection, [(candidate.row.id, candidate.fields) for candidate in candidates])
         for candidate in candidates:
-            self._add(writer, candidate)
+            self._add(writer, candidate, forgetting)
         written = writer.flush()
+        forgetting.flush()
         self._log = writer.log
         rows = [candidate.row for candidate in candidates]
         connection.execute(delete(tables.outbox).where(among(connection, tables.outbox.c.id, [row.id for row in rows])))
@@ -327,7 +330,7 @@ class Sealer:
                 )
         return written
 
-    def _add(self, writer: LedgerWriter, candidate: _Candidate) -> None:
+    def _add(self, writer: LedgerWriter, candidate: _Candidate, forgetting: Forgetting) -> None:
         fields = candidate.fields
         block = writer.block(fields["block_id"])
         agents = _agents_after(fields, block)
@@ -339,14 +342,19 @@ class Sealer:
                 letta["content"] = CONTENT_UNKNOWN
                 diff = _NOTHING
             else:
-                diff = _unchanged(block.after_hash, block.after_size, block.chars)
-        elif block is not None and block.after_hash not in (None, diff.before_hash):
+                diff = _unchanged(block)
+                if block.salt is not None:
+                    letta["salt"] = block.salt
+        elif block is not None and not block.forgotten and block.after_hash not in (None, diff.before_hash):
             logger.error(
                 "phionyx-letta: block %s was last recorded as %s but this write found %s: a change in between was not recorded",
                 fields["block_id"],
                 block.after_hash,
                 diff.before_hash,
             )
+        destroyed = forgetting.settle(candidate.row.id, fields, block, agents)
+        if destroyed is not None:
+            letta["salt_destroyed"] = destroyed
         trace_id = _trace(fields, block)
         chain = writer.chain(trace_id)
         audit = fields.get("audit")
@@ -428,8 +436,10 @@ def _diff(fields: dict[str, Any] | None) -> MemoryDiff | None:
     return MemoryDiff(**fields) if fields is not None else None
 
 
-def _unchanged(content_hash: str, size: int, chars: int) -> MemoryDiff:
-    return MemoryDiff(content_hash, content_hash, size, size, 0, 0, chars)
+def _unchanged(block: BlockState) -> MemoryDiff:
+    same, size = str(block.after_hash), block.after_size
+    commitment = "sha256" if block.salt is None else "hmac-sha256"
+    return MemoryDiff(same, same, size, size, 0, 0, block.chars, commitment=commitment)
 
 
 def _agents_after(fields: dict[str, Any], block: BlockState | None) -> Sequence[str] | None:

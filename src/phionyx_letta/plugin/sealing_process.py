@@ -25,6 +25,7 @@ from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger.log.keeper import SinkKeeper
 from phionyx_letta.ledger.log.opening import open_sinks
 from phionyx_letta.ledger.log.sink import Published
+from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.tree import default_origin, stored_checkpoint
 from phionyx_letta.notes import parse_note
@@ -175,9 +176,10 @@ def _seal(
     stop: threading.Event, sealer: Sealer, ledger: SqlLedger, key: PluginKey, settings: Settings, sinks: _Sinks
 ) -> None:
     baseline_at = None if settings.baseline == "off" else 0.0
+    salts, salted = SaltKey.of(key.signer), settings.commitments == "salted"
     while not stop.is_set():
         if baseline_at is not None and time.monotonic() >= baseline_at:
-            left = record_baseline(ledger, key.outbox, f"baseline:{os.getpid()}")
+            left = record_baseline(ledger, key.outbox, f"baseline:{os.getpid()}", salts=salts, salted=salted)
             baseline_at = time.monotonic() + (0 if left > 1 else _RETRY) if left else None
         if sealer.due() or ledger.has_pending():
             sinks.publish(sealer.seal_pending().checkpoint)

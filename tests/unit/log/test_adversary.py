@@ -193,7 +193,9 @@ def insert_with(signer: Ed25519Signer) -> Callable[[Attacker], None]:
 
 def replay_across_agents(attacker: Attacker) -> None:
     """A genuine envelope of one agent, moved into another's chain."""
-    attacker.sql("update phionyx_envelope set trace_id = 'agent-b', position = 4 where trace_id = 'agent-a' and position = 3")
+    attacker.sql(
+        "update phionyx_envelope set trace_id = 'agent-b', position = 4 where trace_id = 'agent-a' and position = 3"
+    )
     attacker.sql("update phionyx_chain set length = length + 1 where trace_id = 'agent-b'")
 
 
