@@ -18,13 +18,14 @@ _LISTED = 5
 _FOUND = "'sha256:' || encode(sha256(convert_to(b.value, 'UTF8')), 'hex')"
 _CHANGED = text(
     f"select b.id, b.label, p.after_hash as recorded, {_FOUND} as found from block b join phionyx_block p on p.block_id = b.id"
-    f" where {_FOUND} <> p.after_hash order by b.id limit {MOST}"
+    f" where p.salt is null and {_FOUND} <> p.after_hash order by b.id limit {MOST}"
 )
 # only what the plugin recorded: the library may keep chains about blocks that were never in this table
 _GONE = text(
     "select p.block_id as id, p.label, coalesce(p.after_hash, 'nothing') as recorded"
     " from phionyx_block p join phionyx_envelope e on e.seq = p.seq"
-    " where e.event is not null and e.kind <> 'delete' and not exists (select 1 from block b where b.id = p.block_id)"
+    " where e.event is not null and e.kind <> 'delete' and p.block_id not like 'phionyx-letta.%'"
+    " and not exists (select 1 from block b where b.id = p.block_id)"
     f" order by p.block_id limit {MOST}"
 )
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from phionyx_letta.ledger.sql import SqlLedger
     from phionyx_letta.plugin.runtime import PluginKey
-    from phionyx_letta.plugin.sealer import SealReport
+    from phionyx_letta.plugin.sealer import CheckpointPolicy, SealReport
     from phionyx_letta.settings import Settings
 
-__all__ = ["baseline", "existing_key", "seal"]
+__all__ = ["baseline", "check_key_fits", "existing_key", "require_letta", "seal", "seal_what_waits", "signing_key"]
 
 PATIENCE = 30.0  # s, while another process seals
 
@@ -32,10 +32,10 @@ def seal(ledger: Ledger = None, as_json: Json = False) -> int:
     For a server that was stopped before it had sealed everything. Exit 1 where a row was refused: it was not written by a
     process that holds the key.
     """
-    name, key = ledger_name(ledger), _signing_key()
+    name, key = ledger_name(ledger), signing_key()
     with open_database(name) as database:
-        _check_key_fits(database, key)
-        result = _sealed(database, key)
+        check_key_fits(database, key)
+        result = seal_what_waits(database, key)
     answer(result, as_json=as_json, show=lambda console: _show_seal(console, result))
     return _code(result)
 
@@ -45,9 +45,9 @@ def baseline(ledger: Ledger = None, as_json: Json = False) -> int:
 
     A running server does this at its start unless PHIONYX_LETTA_BASELINE=off.
     """
-    name, key = ledger_name(ledger), _signing_key()
+    name, key = ledger_name(ledger), signing_key()
     with open_database(name, empty_is_fine=True) as database:
-        _require_letta(database)
+        require_letta(database)
         _create_tables(name)
         before, result = _record(database, key)
     result = {"blocks": before, **result}
@@ -68,7 +68,12 @@ def existing_key(settings: Settings) -> PluginKey | None:
     return load_key(settings) if (settings.home_path() / "signing.key").exists() else None
 
 
-def _signing_key() -> PluginKey:
+def signing_key() -> PluginKey:
+    """The key of the settings.
+
+    Raises:
+        CommandError: there is none here.
+    """
     from phionyx_letta.settings import load_settings
 
     key = existing_key(load_settings())
@@ -79,7 +84,7 @@ def _signing_key() -> PluginKey:
     return key
 
 
-def _check_key_fits(database: SqlLedger, key: PluginKey) -> None:
+def check_key_fits(database: SqlLedger, key: PluginKey) -> None:
     """Sealing with a wrong key would mark genuine rows as refused."""
     from sqlalchemy import select
 
@@ -98,11 +103,11 @@ def _check_key_fits(database: SqlLedger, key: PluginKey) -> None:
         )
 
 
-def _sealed(database: SqlLedger, key: PluginKey) -> dict[str, Any]:
+def seal_what_waits(database: SqlLedger, key: PluginKey, checkpoints: CheckpointPolicy | None = None) -> dict[str, Any]:
     """Seal everything that can be sealed; wait a while where another process is at it."""
     from phionyx_letta.plugin.sealer import Sealer, SealReport, pending
 
-    sealer, total, deadline = Sealer(database, key), SealReport(), time.monotonic() + PATIENCE
+    sealer, total, deadline = Sealer(database, key, checkpoints=checkpoints), SealReport(), time.monotonic() + PATIENCE
     while True:
         report = sealer.seal_pending()
         _add(total, report)
@@ -143,7 +148,7 @@ def _record(database: SqlLedger, key: PluginKey) -> tuple[int, dict[str, Any]]:
     totals: dict[str, Any] = {"sealed": 0, "refused": 0, "refusals": []}
     while True:
         left = record_baseline(database, key.outbox, worker_id, salts=salts, salted=salted)
-        result = _sealed(database, key)
+        result = seal_what_waits(database, key)
         for name, value in totals.items():
             totals[name] = value + result[name]
         if not left or time.monotonic() > deadline:
@@ -156,7 +161,12 @@ def _record(database: SqlLedger, key: PluginKey) -> tuple[int, dict[str, Any]]:
         return before, {**result, **totals, "unrecorded": unrecorded_blocks(connection)}
 
 
-def _require_letta(database: SqlLedger) -> None:
+def require_letta(database: SqlLedger) -> None:
+    """Make sure that this is the database of a Letta server.
+
+    Raises:
+        CommandError: it is not.
+    """
     from sqlalchemy import inspect
 
     if database.engine.dialect.name != "postgresql" or not inspect(database.engine).has_table("block"):

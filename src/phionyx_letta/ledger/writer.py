@@ -83,7 +83,7 @@ class LedgerWriter:
             select(tables.block).where(among(self._connection, tables.block.c.block_id, wanted))
         )
         for row in rows:
-            self._blocks[row.block_id] = self._state(row)
+            self._blocks[row.block_id] = _state(self._state_key, row)
 
     def load_chains(self, trace_ids: Iterable[str]) -> None:
         """Read the heads of these chains in one statement."""
@@ -291,33 +291,46 @@ class LedgerWriter:
             "salt": state.salt,
             "forgotten": state.forgotten,
         }
-        return {**row, "mac": self._mac(row)}
+        return {**row, "mac": _state_mac(self._state_key, row)}
 
-    def _mac(self, row: Mapping[str, Any]) -> str | None:
-        if self._state_key is None:
-            return None
-        return hmac.digest(self._state_key, canonical_json(row).encode("ascii"), "sha256").hex()
 
-    def _state(self, row: Any) -> BlockState:
-        """What a row says, if this key wrote it; else nothing but its place is known."""
-        values = dict(row._mapping)
-        mac = values.pop("mac")
-        try:
-            good = isinstance(mac, str) and mac.isascii() and hmac.compare_digest(self._mac(values) or "", mac)
-        except JSON_ERRORS:  # a column holds something else than what was put there
-            good = False
-        if good:
-            agents = json.loads(row.agents)
-            return BlockState(
-                row.after_hash, row.after_size, row.chars, row.label, agents, row.seq, row.salt, row.forgotten
-            )
-        if self._state_key is not None:
-            logging.getLogger("phionyx_letta").error(
-                "phionyx-letta: the recorded state of block %r is not this key's: it was changed in the database, or a host with"
-                " another key wrote it; it is not used",
-                row.block_id,
-            )
-        return BlockState(None, 0, 0, "", None, -1)
+def read_block_states(
+    connection: Connection, signer: Signer, block_ids: Iterable[str] | None = None
+) -> dict[str, BlockState]:
+    """What the ledger last recorded of these blocks, or of all; of a row that is not this key's only that there is one."""
+    query = select(tables.block)
+    if block_ids is not None:
+        query = query.where(among(connection, tables.block.c.block_id, set(block_ids)))
+    key = _state_key(signer)
+    return {row.block_id: _state(key, row) for row in connection.execute(query)}
+
+
+def _state_mac(key: bytes | None, row: Mapping[str, Any]) -> str | None:
+    if key is None:
+        return None
+    return hmac.digest(key, canonical_json(row).encode("ascii"), "sha256").hex()
+
+
+def _state(key: bytes | None, row: Any) -> BlockState:
+    """What a row says, if this key wrote it; else nothing but its place is known."""
+    values = dict(row._mapping)
+    mac = values.pop("mac")
+    try:
+        good = isinstance(mac, str) and mac.isascii() and hmac.compare_digest(_state_mac(key, values) or "", mac)
+    except JSON_ERRORS:  # a column holds something else than what was put there
+        good = False
+    if good:
+        agents = json.loads(row.agents)
+        return BlockState(
+            row.after_hash, row.after_size, row.chars, row.label, agents, row.seq, row.salt, row.forgotten
+        )
+    if key is not None:
+        logging.getLogger("phionyx_letta").error(
+            "phionyx-letta: the recorded state of block %r is not this key's: it was changed in the database, or a host with"
+            " another key wrote it; it is not used",
+            row.block_id,
+        )
+    return BlockState(None, 0, 0, "", None, -1)
 
 
 def _state_key(signer: Signer | None) -> bytes | None:

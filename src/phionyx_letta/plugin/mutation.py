@@ -114,6 +114,37 @@ def block_change(
     return mutation
 
 
+def operator_change(
+    block_id: str,
+    label: str,
+    kind: str,
+    event: str,
+    diff: MemoryDiff,
+    details: dict[str, Any],
+    *,
+    producer: str,
+    operator: str,
+    reason: str,
+    organization_id: str | None = None,
+) -> dict[str, Any]:
+    """The fields of what a person recorded or did with the command line, with his name and his reason (``reconcile``)."""
+    details = {"event": event, **details, "operator": operator, "reason": reason}
+    mutation = _mutation(block_id, label, kind, event, Attribution(reason=reason), organization_id, details)
+    return {**mutation, "producer": producer, "diff": diff.to_dict()}
+
+
+def state_details(after: BlockColumns | None, after_hash: str, commitment: Commitment) -> dict[str, Any]:
+    """What an envelope says of the state it leaves: salts and the digest over all recorded columns."""
+    details: dict[str, Any] = {"state_version": STATE_VERSION}
+    if commitment.salt is not None:
+        details["salt"] = commitment.salt.name
+    if commitment.before is not None:
+        details["salt_before"] = commitment.before.name
+    if after is not None:
+        details["state"] = after.digest(after_hash, commitment.salt.value if commitment.salt else None)
+    return details
+
+
 def _diff(
     before: BlockColumns | None, after: BlockColumns | None, commitment: Commitment, include_diff_text: bool
 ) -> MemoryDiff:
@@ -227,13 +258,7 @@ def _details(
 ) -> dict[str, Any]:
     """What changed beside the value. A description may hold content, so only its hashes are kept."""
     salt = commitment.salt.value if commitment.salt else None
-    details: dict[str, Any] = {"state_version": STATE_VERSION}
-    if commitment.salt is not None:
-        details["salt"] = commitment.salt.name
-    if commitment.before is not None:
-        details["salt_before"] = commitment.before.name
-    if after is not None:
-        details["state"] = after.digest(after_hash, salt)
+    details = state_details(after, after_hash, commitment)
     if before is None or after is None:
         return details
     details["changed"] = changed

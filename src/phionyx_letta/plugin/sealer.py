@@ -42,6 +42,7 @@ from phionyx_letta.envelope import (
 from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, finite
+from phionyx_letta.ledger.rollback import accepted_rollbacks, current_origin
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.tree import LogWriter, stored_size
 from phionyx_letta.ledger.writer import BlockState, LedgerWriter
@@ -99,6 +100,7 @@ class Sealer:
     ) -> None:
         """Seal into ``ledger`` with ``key``, at most ``batch`` rows in a transaction; no checkpoints by default."""
         self._policy = checkpoints
+        self._origin = checkpoints.origin if checkpoints else ""  # of the log since the last accepted rollback
         self._signed_size: int | None = None  # of the log in its newest checkpoint; None: not asked yet
         self._grown_since: float | None = None  # when the log outgrew it
         self._went_back = False  # it was seen shorter than in a checkpoint: signing on would fork it
@@ -176,19 +178,27 @@ class Sealer:
     def _issued(
         self, connection: Connection, log: LogWriter, policy: CheckpointPolicy, *, every: int
     ) -> tuple[Checkpoint, str] | None:
+        origin = current_origin(policy.origin, accepted_rollbacks(connection, self._is_own))
+        if origin != self._origin:
+            logger.warning("phionyx-letta: a rollback was accepted: the log goes on as %r", origin)
+            self._origin, self._signed_size, self._went_back = origin, None, False
         if self._signed_size is None:
-            self._signed_size = stored_size(connection, policy.origin)
+            self._signed_size = stored_size(connection, origin)
         if log.size < self._signed_size and not self._went_back:
             self._went_back = True
             logger.error(
                 "phionyx-letta: the log had %s envelopes in its last checkpoint and has %s now: the database was set back, or "
-                "envelopes were removed. No checkpoint is signed until that is resolved: `phionyx-letta verify` says more",
+                "envelopes were removed. No checkpoint is signed until that is resolved: `phionyx-letta verify` says more; after "
+                "a restore that was meant, `phionyx-letta reconcile --accept-rollback`",
                 self._signed_size,
                 log.size,
             )
         if self._went_back or log.size < max(self._signed_size, 0) + every:
             return None
-        return log.issue(self._key.signer, policy.origin)
+        return log.issue(self._key.signer, origin)
+
+    def _is_own(self, signed: str, signature: str) -> bool:
+        return self._key.signer.sign(signed) == signature
 
     def _rows(self, connection: Connection, *, refused_after: int | None = None) -> tuple[Sequence[Any], bool]:
         """The next rows in the order of their ids, as many as a batch may hold, and whether there may be more.
@@ -333,7 +343,7 @@ class Sealer:
     def _add(self, writer: LedgerWriter, candidate: _Candidate, forgetting: Forgetting) -> None:
         fields = candidate.fields
         block = writer.block(fields["block_id"])
-        agents = _agents_after(fields, block)
+        agents = agents_after(fields, block)
         # the nonce is signed: a row sealed twice shows, whatever the columns say
         letta = {**fields["letta"], "nonce": fields["nonce"]}
         diff = _diff(fields["diff"])
@@ -442,12 +452,12 @@ def _unchanged(block: BlockState) -> MemoryDiff:
     return MemoryDiff(same, same, size, size, 0, 0, block.chars, commitment=commitment)
 
 
-def _agents_after(fields: dict[str, Any], block: BlockState | None) -> Sequence[str] | None:
+def agents_after(fields: dict[str, Any], block: BlockState | None) -> Sequence[str] | None:
     """Who has the block after this mutation; None if that cannot be known."""
     event = fields["event"]
-    if event == "baseline":
+    if event in ("baseline", "adopt", "restore"):
         return sorted(fields.get("agents", []))
-    if event == "delete":
+    if fields["kind"] == "delete":
         return []
     agents = block.agents if block else []
     if agents is None:
@@ -464,7 +474,7 @@ def _trace(fields: dict[str, Any], block: BlockState | None) -> str:
     owner = fields.get("agent_id") or fields.get("attached_agent")
     if owner:
         return str(owner)
-    agents = _agents_after(fields, block)
+    agents = agents_after(fields, block)
     return agents[0] if agents and len(agents) == 1 else str(fields["block_id"])
 
 

@@ -25,6 +25,7 @@ from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger.log.keeper import SinkKeeper
 from phionyx_letta.ledger.log.opening import open_sinks
 from phionyx_letta.ledger.log.sink import Published
+from phionyx_letta.ledger.rollback import accepted_rollbacks, current_origin
 from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.tree import default_origin, stored_checkpoint
@@ -134,7 +135,8 @@ class _Sinks:
         self._keeper = SinkKeeper(sinks, cosigned=self._cosigned)
         if policy is not None and sinks:
             with ledger.engine.connect() as connection:
-                note = stored_checkpoint(connection, policy.origin)
+                accepted = accepted_rollbacks(connection, lambda signed, by: key.signer.sign(signed) == by)
+                note = stored_checkpoint(connection, current_origin(policy.origin, accepted))
             if note is not None:
                 self.publish((Checkpoint.parse(parse_note(note).text), note))
 

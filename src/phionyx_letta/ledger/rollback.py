@@ -1,0 +1,113 @@
+"""A rollback that a person accepted: the signed record of it, and what it excuses.
+
+After a database was legitimately restored from a backup, the log is shorter than, or other than, checkpoints outside say. An operator
+who holds the signing key records that in the ledger itself, as an envelope like any other (block `phionyx-letta.log`): who, why, the
+newest checkpoint that is given up, up to where the log still agrees, and the new origin under which it goes on. So the acceptance is
+in the log it is about: whoever sets the database back once more sets it back too, and the new origin's checkpoints show that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from phionyx_letta._shape import find_fault
+from phionyx_letta.checkpoint import Checkpoint
+from phionyx_letta.envelope import envelope_hash
+from phionyx_letta.ledger import tables
+
+__all__ = ["EVENT", "LOG_BLOCK", "AcceptedRollback", "accepted_rollbacks", "current_origin", "excuses", "read_accepted"]
+
+LOG_BLOCK = "phionyx-letta.log"
+"""Stands for the block in envelopes about the log itself; Letta's own ids begin with `block-`."""
+EVENT = "accept_rollback"
+_FIELDS = {
+    "base": str,
+    "given_up_origin": str,
+    "given_up_size": int,
+    "given_up_root": str,
+    "agreed_size": int,
+    "origin": str,
+}
+
+
+@dataclass(frozen=True)
+class AcceptedRollback:
+    """What one record says."""
+
+    base: str
+    """The log's name in the settings."""
+    given_up_origin: str
+    given_up_size: int
+    given_up_root: str
+    """Of the largest checkpoint outside that the restored log does not lead on from; hex."""
+    agreed_size: int
+    """Of the largest one that it does; 0 if there was none."""
+    origin: str
+    """Under which the log goes on."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form, as it stands in `metadata.letta.rollback`."""
+        return asdict(self)
+
+    def excuses(self, checkpoint: Checkpoint) -> bool:
+        """Whether a checkpoint from outside need not agree with the log any more."""
+        if checkpoint.origin != self.given_up_origin:
+            return False
+        if checkpoint.size == self.given_up_size:
+            return checkpoint.root.hex() == self.given_up_root
+        return self.agreed_size < checkpoint.size < self.given_up_size
+
+
+def read_accepted(envelope: object, verify: Any) -> AcceptedRollback | None:
+    """The record in an envelope; None where it holds none, or was not signed by a trusted key.
+
+    Args:
+        envelope: of any sort, trusted or not.
+        verify: `Verifier.verify` of the trusted keys.
+    """
+    if not isinstance(envelope, dict) or find_fault(envelope) is not None:
+        return None
+    letta = envelope["subject"]["metadata"].get("letta")
+    if not isinstance(letta, dict) or letta.get("event") != EVENT or envelope["mutation"]["block_id"] != LOG_BLOCK:
+        return None
+    said = letta.get("rollback")
+    if not isinstance(said, dict) or any(type(said.get(name)) is not kind for name, kind in _FIELDS.items()):
+        return None
+    integrity = envelope["integrity"]
+    try:
+        good = envelope_hash(envelope, integrity["previous"]) == integrity["current"]
+    except (TypeError, ValueError, RecursionError):
+        return None
+    if not good or not verify(integrity["current"], integrity["signature"]):
+        return None
+    return AcceptedRollback(**{name: said[name] for name in _FIELDS})
+
+
+def accepted_rollbacks(connection: Connection, verify: Any) -> list[AcceptedRollback]:
+    """All that the ledger holds, oldest first; one indexed look-up."""
+    envelope = tables.envelope.c
+    rows = connection.execute(select(envelope.body).where(envelope.block_id == LOG_BLOCK).order_by(envelope.seq))
+    found = (read_accepted(_parsed(body), verify) for body in rows.scalars())
+    return [one for one in found if one is not None]
+
+
+def current_origin(base: str, accepted: Iterable[AcceptedRollback]) -> str:
+    """The name under which the log goes on: that of the newest acceptance, else the one of the settings."""
+    return next((one.origin for one in reversed(list(accepted)) if one.base == base), base)
+
+
+def excuses(accepted: Iterable[AcceptedRollback], checkpoint: Checkpoint) -> bool:
+    """Whether any acceptance gave this checkpoint up."""
+    return any(one.excuses(checkpoint) for one in accepted)
+
+
+def _parsed(body: object) -> object:
+    try:
+        return json.loads(body) if isinstance(body, str) else None
+    except (ValueError, RecursionError):
+        return None

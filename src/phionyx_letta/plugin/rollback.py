@@ -1,0 +1,86 @@
+"""Accepting that a database was set back on purpose: what is given up is found by comparing the log with checkpoints outside."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, insert
+
+from phionyx_letta.checkpoint import Checkpoint
+from phionyx_letta.diff import compute_memory_diff
+from phionyx_letta.envelope import CONTENT_UNKNOWN
+from phionyx_letta.errors import ProofError
+from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.rollback import (
+    EVENT,
+    LOG_BLOCK,
+    AcceptedRollback,
+    accepted_rollbacks,
+    current_origin,
+    excuses,
+)
+from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.ledger.tree import sql_nodes
+from phionyx_letta.merkle import root_at
+from phionyx_letta.plugin.adoption import PRODUCER, Operator
+from phionyx_letta.plugin.mutation import operator_change
+from phionyx_letta.plugin.runtime import PluginKey
+
+__all__ = ["accept_rollback", "given_up"]
+
+
+def given_up(
+    connection: Connection, key: PluginKey, base: str, outside: Sequence[Checkpoint]
+) -> AcceptedRollback | None:
+    """What an acceptance would record; None where the log leads on from every checkpoint that was not given up before.
+
+    Args:
+        connection: in one snapshot.
+        key: of the log.
+        base: the log's name in the settings.
+        outside: checkpoints of this key, from outside the database.
+    """
+    accepted = accepted_rollbacks(connection, lambda signed, by: key.signer.sign(signed) == by)
+    origin = current_origin(base, accepted)
+    ours = [one for one in outside if one.origin == origin and not excuses(accepted, one)]
+    nodes = sql_nodes(connection)
+
+    def agrees(point: Checkpoint) -> bool:
+        try:
+            return root_at(nodes, point.size) == point.root
+        except ProofError:  # the log is shorter
+            return False
+
+    lost = sorted((one for one in ours if not agrees(one)), key=lambda one: one.size)
+    if not lost:
+        return None
+    agreed = max((one.size for one in ours if one.size < lost[0].size), default=0)
+    return AcceptedRollback(
+        base=base,
+        given_up_origin=origin,
+        given_up_size=lost[-1].size,
+        given_up_root=lost[-1].root.hex(),
+        agreed_size=agreed,
+        origin=f"{base}/restored-{secrets.token_hex(4)}",
+    )
+
+
+def accept_rollback(ledger: SqlLedger, key: PluginKey, rollback: AcceptedRollback, operator: Operator) -> None:
+    """Record it; it waits in the outbox, and the log goes on under its new origin once it is sealed."""
+    nothing = compute_memory_diff("", "")
+    details = {"content": CONTENT_UNKNOWN, "rollback": rollback.to_dict()}
+    mutation = operator_change(
+        LOG_BLOCK,
+        "log",
+        "write",
+        EVENT,
+        nothing,
+        details,
+        producer=PRODUCER,
+        operator=operator.name,
+        reason=operator.reason,
+    )
+    payload, mac = key.outbox.seal({**mutation, "worker": PRODUCER})
+    with ledger.engine.begin() as connection:
+        connection.execute(insert(tables.outbox).values(payload=payload, mac=mac))
