@@ -261,11 +261,13 @@ def _said(one: Difference) -> str:
 def _show_rollback(rollback: AcceptedRollback) -> None:
     from phionyx_letta.cli.output import stdout
 
-    stdout().print(
-        f"outside, the log had {rollback.given_up_size} envelopes; this ledger leads on from {rollback.agreed_size} of them and "
-        f"not from the rest. What was sealed after that is given up, and the log goes on as {safe(rollback.origin)}.",
-        soft_wrap=True,
-    )
+    for end in rollback.given_up:
+        stdout().print(
+            f"outside, the log {safe(end.origin)} had {_count(end.size, 'envelope')}; this ledger leads on from "
+            f"{end.agreed_size} of them and not from the rest, which is given up",
+            soft_wrap=True,
+        )
+    stdout().print(f"the log goes on as {safe(rollback.origin)}", soft_wrap=True)
 
 
 def _count(number: int, what: str) -> str:

@@ -20,19 +20,42 @@ from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.envelope import envelope_hash
 from phionyx_letta.ledger import tables
 
-__all__ = ["EVENT", "LOG_BLOCK", "AcceptedRollback", "accepted_rollbacks", "current_origin", "excuses", "read_accepted"]
+__all__ = [
+    "EVENT",
+    "LOG_BLOCK",
+    "AcceptedRollback",
+    "GivenUp",
+    "accepted_rollbacks",
+    "belongs",
+    "current_origin",
+    "excuses",
+    "read_accepted",
+]
 
 LOG_BLOCK = "phionyx-letta.log"
 """Stands for the block in envelopes about the log itself; Letta's own ids begin with `block-`."""
 EVENT = "accept_rollback"
-_FIELDS = {
-    "base": str,
-    "given_up_origin": str,
-    "given_up_size": int,
-    "given_up_root": str,
-    "agreed_size": int,
-    "origin": str,
-}
+_FIELDS = {"origin": str, "size": int, "root": str, "agreed_size": int}
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """The end of one log that is given up."""
+
+    origin: str
+    size: int
+    root: str
+    """Of the largest checkpoint outside that the restored log does not lead on from; hex."""
+    agreed_size: int
+    """Of the largest one that it does; 0 if there was none."""
+
+    def excuses(self, checkpoint: Checkpoint) -> bool:
+        """Whether a checkpoint from outside need not agree with the log any more."""
+        if checkpoint.origin != self.origin:
+            return False
+        if checkpoint.size == self.size:
+            return checkpoint.root.hex() == self.root
+        return self.agreed_size < checkpoint.size < self.size
 
 
 @dataclass(frozen=True)
@@ -41,26 +64,23 @@ class AcceptedRollback:
 
     base: str
     """The log's name in the settings."""
-    given_up_origin: str
-    given_up_size: int
-    given_up_root: str
-    """Of the largest checkpoint outside that the restored log does not lead on from; hex."""
-    agreed_size: int
-    """Of the largest one that it does; 0 if there was none."""
     origin: str
     """Under which the log goes on."""
+    given_up: tuple[GivenUp, ...]
+    """Of the log under its name before, and under earlier ones whose acceptance was set back too."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, as it stands in `metadata.letta.rollback`."""
-        return asdict(self)
+        return {**asdict(self), "given_up": [asdict(one) for one in self.given_up]}
 
     def excuses(self, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint from outside need not agree with the log any more."""
-        if checkpoint.origin != self.given_up_origin:
-            return False
-        if checkpoint.size == self.given_up_size:
-            return checkpoint.root.hex() == self.given_up_root
-        return self.agreed_size < checkpoint.size < self.given_up_size
+        return any(one.excuses(checkpoint) for one in self.given_up)
+
+
+def belongs(origin: str, base: str) -> bool:
+    """Whether a log's name is the one of the settings, or one under which that log went on."""
+    return origin == base or origin.startswith(f"{base}/restored-")
 
 
 def read_accepted(envelope: object, verify: Any) -> AcceptedRollback | None:
@@ -75,8 +95,8 @@ def read_accepted(envelope: object, verify: Any) -> AcceptedRollback | None:
     letta = envelope["subject"]["metadata"].get("letta")
     if not isinstance(letta, dict) or letta.get("event") != EVENT or envelope["mutation"]["block_id"] != LOG_BLOCK:
         return None
-    said = letta.get("rollback")
-    if not isinstance(said, dict) or any(type(said.get(name)) is not kind for name, kind in _FIELDS.items()):
+    said = _said(letta.get("rollback"))
+    if said is None:
         return None
     integrity = envelope["integrity"]
     try:
@@ -85,7 +105,19 @@ def read_accepted(envelope: object, verify: Any) -> AcceptedRollback | None:
         return None
     if not good or not verify(integrity["current"], integrity["signature"]):
         return None
-    return AcceptedRollback(**{name: said[name] for name in _FIELDS})
+    return said
+
+
+def _said(record: object) -> AcceptedRollback | None:
+    if not isinstance(record, dict) or not isinstance(record.get("given_up"), list):
+        return None
+    ends = record["given_up"]
+    if not all(isinstance(end, dict) and all(type(end.get(n)) is kind for n, kind in _FIELDS.items()) for end in ends):
+        return None
+    if not isinstance(record.get("base"), str) or not isinstance(record.get("origin"), str):
+        return None
+    given_up = tuple(GivenUp(**{name: end[name] for name in _FIELDS}) for end in ends)
+    return AcceptedRollback(record["base"], record["origin"], given_up)
 
 
 def accepted_rollbacks(connection: Connection, verify: Any) -> list[AcceptedRollback]:

@@ -16,8 +16,9 @@ from phionyx_letta.ledger.rollback import (
     EVENT,
     LOG_BLOCK,
     AcceptedRollback,
+    GivenUp,
     accepted_rollbacks,
-    current_origin,
+    belongs,
     excuses,
 )
 from phionyx_letta.ledger.sql import SqlLedger
@@ -42,8 +43,7 @@ def given_up(
         outside: checkpoints of this key, from outside the database.
     """
     accepted = accepted_rollbacks(connection, lambda signed, by: key.signer.sign(signed) == by)
-    origin = current_origin(base, accepted)
-    ours = [one for one in outside if one.origin == origin and not excuses(accepted, one)]
+    ours = [one for one in outside if belongs(one.origin, base) and not excuses(accepted, one)]
     nodes = sql_nodes(connection)
 
     def agrees(point: Checkpoint) -> bool:
@@ -52,18 +52,20 @@ def given_up(
         except ProofError:  # the log is shorter
             return False
 
-    lost = sorted((one for one in ours if not agrees(one)), key=lambda one: one.size)
+    agreeing = [one.size for one in ours if agrees(one)]
+    lost: dict[str, list[Checkpoint]] = {}
+    for one in sorted(ours, key=lambda one: one.size):
+        if not agrees(one):
+            lost.setdefault(one.origin, []).append(one)
     if not lost:
         return None
-    agreed = max((one.size for one in ours if one.size < lost[0].size), default=0)
-    return AcceptedRollback(
-        base=base,
-        given_up_origin=origin,
-        given_up_size=lost[-1].size,
-        given_up_root=lost[-1].root.hex(),
-        agreed_size=agreed,
-        origin=f"{base}/restored-{secrets.token_hex(4)}",
-    )
+    ends = [
+        GivenUp(
+            origin, points[-1].size, points[-1].root.hex(), max((n for n in agreeing if n < points[0].size), default=0)
+        )
+        for origin, points in sorted(lost.items())
+    ]
+    return AcceptedRollback(base, f"{base}/restored-{secrets.token_hex(4)}", tuple(ends))
 
 
 def accept_rollback(ledger: SqlLedger, key: PluginKey, rollback: AcceptedRollback, operator: Operator) -> None:
