@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, func, select, text
 
 from phionyx_letta.cli.examine import FAIL, OK, WARN, Finding
+from phionyx_letta.cli.seal import existing_key
 from phionyx_letta.ledger import tables
 from phionyx_letta.plugin.baseline import unrecorded_blocks
 from phionyx_letta.plugin.outbox import open_payload
+from phionyx_letta.plugin.reconcile import CHANGED, LOST_SALT, differences
+from phionyx_letta.settings import load_settings
 
 __all__ = ["changed_outside", "examine_blocks"]
 
@@ -34,6 +37,8 @@ def examine_blocks(connection: Connection) -> tuple[list[Finding], dict[str, Any
     """Look at the blocks of Letta's database, in the caller's snapshot."""
     waiting = _waiting(connection)
     changed = changed_outside(connection, waiting)
+    salted, more = _salted(connection, waiting)
+    changed += more
     unrecorded = unrecorded_blocks(connection)
     findings = [
         Finding(
@@ -41,7 +46,7 @@ def examine_blocks(connection: Connection) -> tuple[list[Finding], dict[str, Any
             FAIL,
             f"{one['block_id']} ({one['label']}) was {'removed' if one['found'] is None else 'changed'} outside: "
             f"recorded {one['recorded'][:19]}…, found {(one['found'] or 'nothing')[:19]}",
-            "somebody wrote to the database past Letta: find out who, and restore it if it was not you",
+            "somebody wrote to the database past Letta: find out who; `phionyx-letta reconcile` adopts or restores it",
         )
         for one in changed[:_LISTED]
     ]
@@ -50,7 +55,7 @@ def examine_blocks(connection: Connection) -> tuple[list[Finding], dict[str, Any
             Finding("blocks", FAIL, f"and {len(changed) - _LISTED} more were changed outside", "--json lists them")
         )
     if not changed:
-        findings.append(Finding("blocks", OK, "every recorded block holds what was recorded"))
+        findings.append(Finding("blocks", OK, "every recorded block holds what was recorded" + salted))
     if unrecorded > len(waiting):
         message = f"{unrecorded} blocks have no record: they are older than the plugin, or were written past it"
         findings.append(Finding("blocks", WARN, message, "`phionyx-letta baseline` records what they hold now"))
@@ -64,6 +69,29 @@ def changed_outside(connection: Connection, waiting: set[str]) -> list[dict[str,
         {"block_id": row["id"], "label": row["label"], "recorded": row["recorded"], "found": row.get("found")}
         for row in rows
         if row["id"] not in waiting
+    ]
+
+
+def _salted(connection: Connection, waiting: set[str]) -> tuple[str, list[dict[str, Any]]]:
+    """Salted hashes can only be compared with the key: what to say where there is none, and what was changed."""
+    count = connection.execute(select(func.count()).where(tables.block.c.salt.is_not(None))).scalar_one()
+    if not count:
+        return "", []
+    key = existing_key(load_settings())
+    if key is None:
+        return f", as far as that can be told without the signing key: {count} are salted", []
+    return "", [
+        {
+            "block_id": one.block_id,
+            "label": one.label,
+            "recorded": one.recorded.after_hash,
+            "found": one.found_hash or "nothing to compare",
+        }
+        for one in differences(connection, key)
+        if one.what in (CHANGED, LOST_SALT)
+        and one.recorded is not None
+        and one.recorded.salt is not None
+        and one.block_id not in waiting
     ]
 
 
