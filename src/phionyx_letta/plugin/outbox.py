@@ -107,9 +107,8 @@ def capture_sql(
     """
     tag = f"$p{secrets.token_hex(8)}$"
     values = ",".join(f"({tag}{payload}{tag},'{mac}')" for payload, mac in rows)
-    salted = "" if salts is None else _salt_sql(salts)
     if lock_timeout_ms is None:
-        locked = "phionyx_outbox,phionyx_salt" if salted else "phionyx_outbox"
+        locked = "phionyx_outbox,phionyx_salt" if salts else "phionyx_outbox"
         before, after = f"lock table {locked} in row exclusive mode nowait;", ""
     else:
         before = (
@@ -118,28 +117,31 @@ def capture_sql(
         )
         after = "set_config('lock_timeout',current_setting('phionyx.lock_timeout'),true),"
     return (
-        f"savepoint phionyx_capture;{before}{salted}"
+        f"savepoint phionyx_capture;{before}{_fresh_sql(salts)}"
         f"with kept as(insert into phionyx_outbox(payload,mac)values{values} returning 1)"
-        f"select {after}1/(case when count(*)={len(rows)} then 1 else 0 end)from kept;"
+        f"select {after}{_good_sql(salts)}1/(case when count(*)={len(rows)} then 1 else 0 end)from kept;"
         "release savepoint phionyx_capture"
     )
 
 
-def _salt_sql(salts: SaltUse) -> str:
-    """New salts are inserted, which waits for nobody; the others are looked at, without a lock."""
-    tag, sql = f"$p{secrets.token_hex(8)}$", ""
-    if salts.fresh:
-        values = ",".join(
-            f"('{name}',{tag}{block}{tag},decode('{wrapped.hex()}','hex'))" for name, block, wrapped in salts.fresh
-        )
-        sql += f"insert into phionyx_salt(name,block_id,wrapped)values{values};"
-    if salts.relied_on:
-        names = ",".join(f"'{name}'" for name in salts.relied_on)
-        sql += (
-            f"select sqrt(case when count(*)={len(salts.relied_on)} then 1 else -1 end)"
-            f"from phionyx_salt where name in({names})and not ended;"
-        )
-    return sql
+def _fresh_sql(salts: SaltUse | None) -> str:
+    """Inserts new salts, which waits for nobody."""
+    if salts is None or not salts.fresh:
+        return ""
+    tag = f"$p{secrets.token_hex(8)}$"
+    values = ",".join(
+        f"('{name}',{tag}{block}{tag},decode('{wrapped.hex()}','hex'))" for name, block, wrapped in salts.fresh
+    )
+    return f"insert into phionyx_salt(name,block_id,wrapped)values{values};"
+
+
+def _good_sql(salts: SaltUse | None) -> str:
+    """An expression that fails if a salt that was relied on is not good any more; it is looked at without a lock."""
+    if salts is None or not salts.relied_on:
+        return ""
+    names = ",".join(f"'{name}'" for name in salts.relied_on)
+    found = f"select count(*)from phionyx_salt where name in({names})and not ended"
+    return f"sqrt(case when({found})={len(salts.relied_on)} then 1 else -1 end),"
 
 
 #: Undoes a failed capture; Letta's own work before it stays.
