@@ -27,7 +27,9 @@ from phionyx_letta.cli.app import app
 from phionyx_letta.cli.reference import reference
 from phionyx_letta.ledger.sql import SqlLedger
 
-COMMANDS = ("demo", "run", "doctor", "keygen", "log", "show", "verify", "seal", "baseline", "export")
+COMMANDS = (
+    *("demo", "run", "doctor", "keygen", "log", "show", "verify", "seal", "baseline", "reconcile", "receipt", "export"),
+)
 
 
 class TestEveryCommand:
