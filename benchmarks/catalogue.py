@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import filesystem
+import guarded
 import letta_writes
 import library
+import patch_store
 import sealing
 from measuring import NotMeasured
 
@@ -61,9 +63,31 @@ class Bench:
         return pair
 
     @cached_property
+    def guarded(self) -> guarded.GuardPair:
+        """Two processes on one database of Letta's, both with the plugin, without and with guarded reads."""
+        try:
+            require_letta()
+        except DemoError as error:
+            raise NotMeasured(str(error)) from None
+        uri = self.postgres.new_database("bench_guard")
+        create_schema_in(uri)
+        pair = guarded.GuardPair(uri, self.folder)
+        self._things.callback(pair.close)
+        pair.start()
+        return pair
+
+    @cached_property
     def peer(self) -> filesystem.PeerPair:
         """One script under this package and under the peer's."""
         pair = filesystem.PeerPair(self.folder)
+        self._things.callback(pair.close)
+        pair.start()
+        return pair
+
+    @cached_property
+    def memory_peer(self) -> filesystem.PeerPair:
+        """One script under this package and under the second peer."""
+        pair = filesystem.PeerPair(self.folder, patch_store.PEER, "memory_child.py")
         self._things.callback(pair.close)
         pair.start()
         return pair
@@ -133,6 +157,8 @@ BENCHMARKS: dict[str, Benchmark] = {
             "capture-cpu", "CPU of one captured update less an uncaptured one", "ms", None, letta_writes.capture_cpu
         ),
         at_most("seal-lag", "p99 from write to sealed envelope, 50 writes/s", "ms", 250, letta_writes.seal_lag),
+        at_most("guard-step", "an agent's step, reads guarded / not", "x", 1.03, guarded.step),
+        at_most("guard-read", "reading 20 blocks of 2 kB, guarded less not", "ms", 5, guarded.read),
         at_least("sealer", "a full outbox on PostgreSQL", "envelopes/s", 4_000, sealing.sealer),
         at_most("filesystem-append", "append to a chain of 20 000 / of 100", "x", 1.2, filesystem.append_flat),
         at_least(
@@ -142,10 +168,12 @@ BENCHMARKS: dict[str, Benchmark] = {
             20,
             filesystem.append_against_peer,
         ),
+        at_least("patch-store", "open 10 000 patches, peer / ours", "x", 10, patch_store.load_against_peer),
         at_least("diff-append", "one line appended to 20 kB, peer / ours", "x", 1_000, filesystem.diff_against_peer),
         at_most("diff-rewrite-100k", "diff of a full rewrite of 100 kB", "ms", 1_000, library.diff_rewrite),
         at_most("diff-longest", "slowest diff of all shapes up to 1 MB", "ms", 20, library.diff_longest),
         at_least("verify", "100 000 signed envelopes, rate / bare Ed25519 rate", "x", 0.7, library.verify_rate),
+        at_most("pii", "personal data looked for in prose, per kilobyte", "ms", 5, library.pii_cost),
         at_most("verify-memory", "growth of memory, 10 000 to 100 000 envelopes", "MB", 4, library.verify_memory),
         at_most("import", "import phionyx_letta, above a bare start of Python", "ms", 100, library.import_time),
     )

@@ -28,22 +28,24 @@ _LONG, _SHORT, _APPENDS = 20_000, 100, 20
 
 
 class PeerPair:
-    """The script ``peer_child`` under both packages."""
+    """One script under both packages; its argument says under which."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, peer: str = PEER, script: str = "peer_child.py") -> None:
         """Nothing is started yet."""
         self._folder = folder
+        self._peer = peer
+        self._script = script
         self._children: list[Child] = []
 
     def start(self) -> None:
         """Raises ``NotMeasured`` without uv or without a way to fetch the peer."""
         if shutil.which("uv") is None:
             raise NotMeasured("uv makes the peer's environment")
-        script = str(Path(__file__).with_name("peer_child.py"))
-        isolated = ["uv", "run", "-q", "--isolated", "--no-project", "--with", PEER, "python", script]
+        script = str(Path(__file__).with_name(self._script))
+        isolated = ["uv", "run", "-q", "--isolated", "--no-project", "--with", self._peer, "python", script, "theirs"]
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-        for number, command in enumerate(([sys.executable, script], isolated)):
-            log = self._folder / f"peer-{number}.log"
+        for number, command in enumerate(([sys.executable, script, "ours"], isolated)):
+            log = self._folder / f"{self._script}-{number}.log"
             child = Child(command, cwd=self._folder, env=clean, log=log)
             self._children.append(child)
             try:
@@ -51,7 +53,7 @@ class PeerPair:
             except RuntimeError as error:
                 if number == 0:
                     raise
-                raise NotMeasured(f"{PEER} does not run: {error}") from None
+                raise NotMeasured(f"{self._peer} does not run: {error}") from None
 
     def ours(self, **question: Any) -> float:
         """Ask the one under this package."""

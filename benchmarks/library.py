@@ -85,6 +85,19 @@ def verify_rate(bench: Bench) -> Measured:
     }
 
 
+def pii_cost(bench: Bench) -> Measured:
+    """The filter over this project's own prose: README and the operator's page."""
+    from phionyx_letta.memory.pii import MemoryPIIFilter
+
+    root = Path(__file__).parents[1]
+    text = "".join((root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/operating.md"))
+    look, size = MemoryPIIFilter(), len(text.encode()) / 1000
+    look.check(text)
+    with quiet():
+        taken = [seconds(lambda: look.check(text)) for _ in range(bench.rounds(10))]
+    return statistics.median(taken) * 1e3 / size, {"kilobytes": size}
+
+
 _MEMORY = """
 import json, resource, sys
 from phionyx_letta import Ed25519Verifier, verify_chain

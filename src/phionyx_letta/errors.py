@@ -6,21 +6,30 @@ Nothing here carries key material or memory content in its text; callers may log
 from __future__ import annotations
 
 __all__ = [
+    "DiffConflictError",
     "EvidenceRefused",
+    "IllegalTransition",
     "InvalidMutation",
+    "InvalidPatch",
     "LedgerUnavailable",
+    "MissingExtra",
     "NoteError",
+    "PatchNotFound",
     "PhionyxError",
     "ProofError",
+    "ProposerUnavailable",
+    "ReadRefused",
     "SettingsError",
     "SigningKeyError",
     "SinkConflict",
     "SinkError",
     "StaleHeadError",
     "StoreError",
+    "TargetRefused",
     "TornStoreError",
     "UnsupportedLetta",
     "UntrustedNote",
+    "UntrustedPatch",
 ]
 
 
@@ -90,5 +99,48 @@ class EvidenceRefused(PhionyxError):
     """In `closed` mode: no evidence could be recorded, so the write is refused."""
 
 
+class ReadRefused(PhionyxError):
+    """A guarded read: what the database holds is not what was recorded, or that cannot be told."""
+
+
 class UnsupportedLetta(PhionyxError):
     """The Letta found here is not one this package can instrument."""
+
+
+class MissingExtra(PhionyxError, ImportError):
+    """An optional package is chosen but not installed; the remedy names the extra."""
+
+
+class ProposerUnavailable(PhionyxError):
+    """The model behind Living Memory gave no usable answer after every retry; the session is to be kept for later."""
+
+
+class InvalidPatch(PhionyxError, ValueError):
+    """What was given is not a memory patch: a field is missing or has the wrong type."""
+
+
+class PatchNotFound(PhionyxError, KeyError):
+    """No patch, or more than one, has the id that was given."""
+
+
+class IllegalTransition(PhionyxError, ValueError):
+    """The patch's status does not allow what was asked; the table of transitions says what it allows."""
+
+
+class UntrustedPatch(PhionyxError):
+    """A patch's signature or history does not verify, so it is never applied."""
+
+
+class TargetRefused(PhionyxError, ValueError):
+    """A target is outside the managed paths, or cannot be read or written without loss."""
+
+
+class DiffConflictError(PhionyxError, RuntimeError):
+    """The target no longer holds what the patch was made for; nothing was written."""
+
+    def __init__(self, file_path: str, expected_hash: str, actual_hash: str, remedy: str = "") -> None:
+        """Keep the target and both content hashes (`sha256:<hex>`; empty where the target does not exist)."""
+        super().__init__(f"{file_path} has diverged since the patch was made", remedy)
+        self.file_path = file_path
+        self.expected_hash = expected_hash
+        self.actual_hash = actual_hash

@@ -27,6 +27,7 @@ __all__ = [
     "leaf_hash",
     "node_hash",
     "root_at",
+    "subtrees",
     "verify_consistency",
     "verify_inclusion",
 ]
@@ -100,6 +101,22 @@ class Frontier:
         self._hashes.append(leaf)
         self.size += 1
         return finished
+
+    def append_subtree(self, level: int, value: bytes) -> None:
+        """Add 2**level leaves at once, given by the hash of the complete subtree they are.
+
+        Raises:
+            ProofError: no complete subtree of that level begins where the tree ends, or it is not a hash.
+        """
+        fits = type(level) is int and 0 <= level < 63 and not self.size & ((1 << level) - 1)
+        if not fits or not _is_hash(value) or self.size + (1 << level) > MAX_SIZE:
+            raise ProofError(f"no subtree of level {level!r} begins at leaf {self.size}", "compare it with the log")
+        index = self.size >> level
+        while index & 1:
+            value = node_hash(self._hashes.pop(), value)
+            index >>= 1
+        self._hashes.append(value)
+        self.size += 1 << level
 
     def root(self) -> bytes:
         """Return the root of the tree as it stands."""
@@ -264,6 +281,16 @@ def _gather(source: NodeSource, ranges: Sequence[_Range]) -> list[bytes]:
     _check(_are_hashes(found, len(wanted)), "the store of the tree's nodes gave something else than their hashes")
     hashes = iter(found)
     return [_fold([next(hashes) for _ in part]) for part in parts]
+
+
+def subtrees(start: int, end: int) -> list[Node]:
+    """Return the complete subtrees that any run of leaves divides into, from the left; at most 126."""
+    nodes = []
+    while start < end:
+        level = min((start & -start).bit_length() - 1 if start else 63, (end - start).bit_length() - 1)
+        nodes.append((level, start >> level))
+        start += 1 << level
+    return nodes
 
 
 def _complete(start: int, end: int) -> list[Node]:

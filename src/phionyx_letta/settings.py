@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from phionyx_letta.errors import SettingsError
@@ -25,6 +25,10 @@ class Settings(BaseSettings):
         default="open",
         description="open: a write goes on without evidence and the gap is reported; closed: it is refused.",
     )
+    guard: Literal["off", "report", "reject"] = Field(
+        default="off",
+        description="What a read of memory that is not what was recorded leads to. reject needs on_error=closed.",
+    )
     include_diff_text: bool = Field(
         default=False, description="Keep the unified diff, and so the content, in envelopes."
     )
@@ -33,6 +37,12 @@ class Settings(BaseSettings):
         description="salted: hashes of content are keyed with a salt per block, which is destroyed when it is forgotten.",
     )
     signing_key: str | None = Field(default=None, description="Path of the Ed25519 key file, or its 64 hex digits.")
+    signing_command: str | None = Field(
+        default=None, repr=False, description="A program that signs in place of a key file: for a KMS or an HSM."
+    )
+    public_key: str | None = Field(
+        default=None, description="The public key the signing command signs with: 64 hex digits or a .pub file."
+    )
     key_id: str | None = Field(default=None, description="Name of the signing key; derived from the key by default.")
     demo: bool = Field(default=False, description="Sign with a published HMAC secret. For demonstrations only.")
     home: str | None = Field(default=None, description="Where a generated key is kept. Default: ~/.phionyx/letta.")
@@ -64,8 +74,31 @@ class Settings(BaseSettings):
     baseline: Literal["auto", "off"] = Field(
         default="auto", description="Record blocks older than the plugin at start."
     )
+    memory_paths: str | None = Field(
+        default=None, description="Managed memory files and globs of `phionyx-letta memory`, separated like PATH."
+    )
+    memory_secret: str | None = Field(
+        default=None, description="Secret that signs memory patches (HMAC-SHA256) where no signing key is set."
+    )
 
-    @field_validator("on_error", "commitments", mode="before")
+    proposer_model: str | None = Field(default=None, description="Model that proposes what to remember.")
+    proposer_base_url: str | None = Field(
+        default=None, description="OpenAI-compatible endpoint of the proposer. Default: OpenAI's own."
+    )
+    proposer_api_key: SecretStr | None = Field(default=None, description="Key of that endpoint.")
+    proposer_timeout_s: float = Field(default=120, gt=0, le=3600, description="Longest wait for one answer, s.")
+    proposer_attempts: int = Field(default=4, ge=1, le=20, description="Requests for one answer before giving up.")
+    pii_regions: str = Field(
+        default="US,GB,DE,FR,TR,IN,JP,BR",
+        description="Countries whose national telephone formats are recognised, ISO 3166, separated by commas.",
+    )
+
+    trusted_keys: str = Field(
+        default="",
+        description="Public keys that guarded reads trust beside this process's own, separated by spaces: files or 64 hex digits.",
+    )
+
+    @field_validator("on_error", "guard", "commitments", mode="before")
     @classmethod
     def _in_lower_case(cls, value: object) -> object:
         return value.strip().lower() if isinstance(value, str) else value
@@ -76,6 +109,20 @@ class Settings(BaseSettings):
         if value == "salted" and info.data.get("include_diff_text"):
             raise ValueError("salted hashes hide what PHIONYX_LETTA_INCLUDE_DIFF_TEXT keeps: choose one of them")
         return value
+
+    @model_validator(mode="after")
+    def _guard_fits(self) -> Settings:
+        if self.guard != "off" and self.commitments == "salted":
+            raise ValueError(
+                "guarded reads compare bare digests of prompts and checkpoints, which PHIONYX_LETTA_COMMITMENTS=salted forbids: "
+                "set PHIONYX_LETTA_GUARD=off, or leave commitments plain"
+            )
+        if self.guard == "reject" and self.on_error != "closed":
+            raise ValueError(
+                "PHIONYX_LETTA_GUARD=reject needs PHIONYX_LETTA_ON_ERROR=closed: a write that went unrecorded would be refused "
+                "when it is read"
+            )
+        return self
 
     def home_path(self) -> Path:
         """Folder of generated keys.
@@ -105,6 +152,9 @@ def load_settings() -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors()[0]
+        if not first["loc"]:  # two settings that do not fit together
+            said = str(first["msg"]).removeprefix("Value error, ")
+            raise SettingsError(said, remedy="set both, or PHIONYX_LETTA_GUARD=report") from error
         name = "PHIONYX_LETTA_" + "_".join(str(part) for part in first["loc"]).upper()
         raise SettingsError(
             f"{name} has an unusable value: {first['msg']}", remedy=f"correct or unset {name}"

@@ -14,9 +14,9 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from phionyx_letta.errors import SigningKeyError
 
@@ -29,18 +29,22 @@ __all__ = [
     "Ed25519Verifier",
     "HmacSigner",
     "HmacVerifier",
+    "PlacedVerifier",
     "Signer",
     "TrustedKeys",
     "UnsignedSigner",
     "Verifier",
+    "create_file",
     "generate_key",
     "get_signer",
     "key_id_of",
     "load_verifier",
+    "sign_all",
     "signature_algorithm",
 ]
 
 ENV_KEY, ENV_KEY_ID, ENV_DEMO = "PHIONYX_LETTA_SIGNING_KEY", "PHIONYX_LETTA_KEY_ID", "PHIONYX_LETTA_DEMO"
+ENV_COMMAND, ENV_PUBLIC, ENV_HOME = "PHIONYX_LETTA_SIGNING_COMMAND", "PHIONYX_LETTA_PUBLIC_KEY", "PHIONYX_LETTA_HOME"
 DEMO_SECRET = "published with phionyx-letta: proves nothing"
 UNSIGNED = "unsigned"
 
@@ -51,6 +55,14 @@ _HMAC = re.compile(r"hmac-sha256:[0-9a-f]{32}")
 _HMAC_DIGITS = 32  # the peers' envelopes carry the first half of the digest
 _PRIVATE_MARK = "# phionyx-letta private signing key"
 _PUBLIC_MARK = "# phionyx-letta public key"
+
+
+class Signs(Protocol):
+    """What can sign and need do no more."""
+
+    def sign(self, message: str, /) -> str:
+        """Return `<algorithm>:<hex>` over `message`, or `unsigned`."""
+        ...
 
 
 class Signer(Protocol):
@@ -93,6 +105,24 @@ class Verifier(Protocol):
         ...
 
 
+@runtime_checkable
+class PlacedVerifier(Verifier, Protocol):
+    """A verifier whose keys were each to be used in some part of the log only (`keys.Keyring`)."""
+
+    @property
+    def needs_places(self) -> bool:
+        """Whether that is so, or the place makes no difference."""
+        ...
+
+    def verify_at(self, signed: str, signature: str, place: int) -> bool:
+        """Return whether a key that is trusted at this place of the log made the signature; never raise."""
+        ...
+
+    def why_not(self, signed: str, signature: str, place: int) -> str | None:
+        """Return why a known key's signature is not good at this place; None if no known key made it."""
+        ...
+
+
 class Ed25519Signer:
     """Signs with an Ed25519 private key."""
 
@@ -116,6 +146,10 @@ class Ed25519Signer:
     def derive_key(self, purpose: str) -> bytes:
         """Return 32 bytes by HKDF-SHA256 (RFC 5869) from the seed."""
         return _hkdf(self._seed, purpose)
+
+    def verifier(self) -> Ed25519Verifier:
+        """Return what checks this key's signatures."""
+        return Ed25519Verifier(self.public_key_hex, self.key_id)
 
     def __repr__(self) -> str:
         """Name the key, not its value."""
@@ -143,6 +177,10 @@ class HmacSigner:
     def derive_key(self, purpose: str) -> bytes:
         """Return 32 bytes by HKDF-SHA256 (RFC 5869) from the secret."""
         return _hkdf(self._secret, purpose)
+
+    def verifier(self) -> HmacVerifier:
+        """Return what checks this secret's signatures."""
+        return HmacVerifier(self._secret.decode("utf-8", "surrogatepass"))
 
     def __repr__(self) -> str:
         """Name the key, not its value."""
@@ -256,6 +294,12 @@ class TrustedKeys:
         return False
 
 
+def sign_all(signer: Signs, messages: Sequence[str]) -> list[str]:
+    """Return the signature of each message; a signer that has a ``sign_many`` is asked once for all."""
+    many = getattr(signer, "sign_many", None)
+    return list(many(messages)) if many is not None else [signer.sign(message) for message in messages]
+
+
 def signature_algorithm(signature: str) -> str:
     """Return what comes before the colon; `unsigned` for none; `unknown` for what has no algorithm."""
     if not isinstance(signature, str):
@@ -279,18 +323,41 @@ def get_signer(environ: Mapping[str, str] | None = None) -> Signer:
     """Return the signer the environment (`os.environ` unless given) asks for.
 
     `PHIONYX_LETTA_SIGNING_KEY` (a path or 64 hex digits) gives Ed25519, named by `PHIONYX_LETTA_KEY_ID` or by the key
-    itself; else `PHIONYX_LETTA_DEMO=1` gives HMAC with a published secret; else envelopes say `unsigned`.
+    itself; `PHIONYX_LETTA_SIGNING_COMMAND` with `PHIONYX_LETTA_PUBLIC_KEY` a program that signs (`signing_command`), with
+    a secret in `PHIONYX_LETTA_HOME` for what is no signature; else `PHIONYX_LETTA_DEMO=1` gives HMAC with a published
+    secret; else envelopes say `unsigned`.
 
     Raises:
         SigningKeyError: the key is set but missing, unreadable or malformed.
     """
     environ = os.environ if environ is None else environ
     given = environ.get(ENV_KEY, "").strip()
+    command = environ.get(ENV_COMMAND, "").strip()
+    if command:
+        if given:
+            raise SigningKeyError(f"both {ENV_KEY} and {ENV_COMMAND} are set", "unset one of them")
+        return _command_signer(command, environ)
     if given:
         return Ed25519Signer(_load_seed(given), environ.get(ENV_KEY_ID, "").strip() or None)
     if environ.get(ENV_DEMO, "").strip() == "1":
         return HmacSigner(DEMO_SECRET)
     return UnsignedSigner()
+
+
+def _command_signer(command: str, environ: Mapping[str, str]) -> Signer:
+    from phionyx_letta.signing_command import SECRET_FILE, CommandSigner, load_secret
+
+    public = environ.get(ENV_PUBLIC, "").strip()
+    if not public:
+        raise SigningKeyError(
+            f"{ENV_COMMAND} is set, and {ENV_PUBLIC} is not", f"give {ENV_PUBLIC} the key it signs with"
+        )
+    try:
+        home = Path(environ.get(ENV_HOME, "").strip() or Path.home() / ".phionyx" / "letta")
+    except RuntimeError:
+        raise SigningKeyError("no home directory is known for this user", f"set {ENV_HOME} to a folder") from None
+    secret = load_secret(home / SECRET_FILE)
+    return CommandSigner(command, public, secret, key_id=environ.get(ENV_KEY_ID, "").strip() or None)
 
 
 def generate_key(path: str | os.PathLike[str]) -> str:
@@ -309,9 +376,9 @@ def generate_key(path: str | os.PathLike[str]) -> str:
     public_path = private_path.with_name(private_path.name + ".pub")
     try:
         private_path.parent.mkdir(parents=True, exist_ok=True)
-        _create(private_path, f"{_PRIVATE_MARK} {key_id}\n{seed.hex()}\n", 0o600)
+        create_file(private_path, f"{_PRIVATE_MARK} {key_id}\n{seed.hex()}\n", 0o600)
         try:
-            _create(public_path, f"{_PUBLIC_MARK} {key_id}\n{public}\n", 0o644)
+            create_file(public_path, f"{_PUBLIC_MARK} {key_id}\n{public}\n", 0o644)
         except OSError:
             private_path.unlink()  # ours, made a moment ago: leave no half pair behind
             raise
@@ -402,7 +469,7 @@ def _warn_if_open(path: Path) -> None:
             _log.warning("the private key %s can be read by other users; chmod 600 it", path)
 
 
-def _create(path: Path, text: str, mode: int) -> None:
+def create_file(path: Path, text: str, mode: int) -> None:
     """Create a file that did not exist, with its final mode from the start, and make it durable."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:

@@ -17,7 +17,7 @@ from phionyx_letta._lines import read_envelope
 from phionyx_letta._shape import find_fault, is_plain, shown
 from phionyx_letta.envelope import CONTENT_UNKNOWN, GENESIS_HASH, SCHEMA_ID, envelope_hash
 from phionyx_letta.errors import PhionyxError, SigningKeyError
-from phionyx_letta.signing import Verifier, signature_algorithm
+from phionyx_letta.signing import PlacedVerifier, Verifier, signature_algorithm
 
 __all__ = ["DIMENSIONS", "ChainVerifier", "Finding", "verify_chain"]
 
@@ -97,6 +97,7 @@ class ChainVerifier:
         self.seen = 0
         self.head: str | None = GENESIS_HASH
         self._verifier = verifier
+        self._placed = verifier if isinstance(verifier, PlacedVerifier) and verifier.needs_places else None
         self._trace = expected_trace
         self._ledger_wide = block_heads is not None
         self._block_heads: dict[str, BlockHead] = {} if block_heads is None else block_heads
@@ -109,15 +110,16 @@ class ChainVerifier:
         self._algorithms: dict[str, int] = {}  # how many envelopes carry each
         self._first_unsigned: int | None = None
         self._verified = 0
-        self._pending: list[tuple[int, str, str | None, str, str]] = []  # signatures to verify, see _BURST
+        self._pending: list[tuple[int, str, str | None, str, str, int | None]] = []  # signatures to verify, see _BURST
         self._malformed = 0
         self._unbound_reported = False
         self._stripped_reported = False
 
-    def feed(self, envelope: object, *, hashed: bool = False) -> None:
+    def feed(self, envelope: object, *, hashed: bool = False, place: int | None = None) -> None:
         """Check the next envelope, a dict or a line of JSON; whatever it is, nothing is raised.
 
-        `hashed`: its hash was found right on the text it was read from (`read_envelope`).
+        `hashed`: its hash was found right on the text it was read from (`read_envelope`). `place`: in the log, where that is
+        known; a `PlacedVerifier` needs it.
         """
         if isinstance(envelope, str | bytes):
             envelope, hashed = self._read(envelope)
@@ -134,7 +136,7 @@ class ChainVerifier:
         self._check_previous(position, block_id, integrity["previous"])
         self.head = integrity["current"]
         self._check_place(position, block_id, subject)
-        self._check_signature(position, block_id, subject, integrity)
+        self._check_signature(position, block_id, subject, integrity, place)
         letta = subject["metadata"].get("letta")
         letta = letta if isinstance(letta, dict) else {}
         if letta.get("content") != CONTENT_UNKNOWN:
@@ -242,7 +244,7 @@ class ChainVerifier:
             self._find(position, block_id, "continuity", NOT_MEASURED, message, shown(self._trace))
 
     def _check_signature(
-        self, position: int, block_id: str, subject: dict[str, Any], integrity: dict[str, Any]
+        self, position: int, block_id: str, subject: dict[str, Any], integrity: dict[str, Any], place: int | None
     ) -> None:
         signature = integrity["signature"]
         algorithm = signature_algorithm(signature)
@@ -256,29 +258,42 @@ class ChainVerifier:
             return
         if self._verifier is None:
             return
-        self._pending.append((position, block_id, subject.get("key_id"), integrity["current"], signature))
+        self._pending.append((position, block_id, subject.get("key_id"), integrity["current"], signature, place))
         if len(self._pending) >= _BURST:
             self._verify_pending()
 
     def _verify_pending(self) -> None:
         """Verify the signatures put aside."""
         pending, self._pending = self._pending, []
-        for position, block_id, key_id, current, signature in pending:
-            if self._verifies(current, signature):
+        for position, block_id, key_id, current, signature, place in pending:
+            if self._verifies(current, signature, place):
                 self._verified += 1
             else:
-                self._note_bad_signature(position, block_id, key_id, signature)
+                self._note_bad_signature(position, block_id, key_id, current, signature, place)
 
-    def _note_bad_signature(self, position: int, block_id: str, key_id: str | None, signature: str) -> None:
+    def _note_bad_signature(
+        self, position: int, block_id: str, key_id: str | None, current: str, signature: str, place: int | None
+    ) -> None:
         named = shown(key_id or f"{signature_algorithm(signature)} by an unnamed key")
         message = "the signature is not that of a trusted key"
+        if place is not None and self._placed is not None:
+            message = self._placed.why_not(current, signature, place) or message
         self._find(position, block_id, "signatures", FAILED, message, self._key_id(), named)
 
-    def _verifies(self, current: str, signature: str) -> bool:
+    def _verifies(self, current: str, signature: str, place: int | None) -> bool:
         try:
+            if self._placed is not None:
+                if place is not None:
+                    return self._placed.verify_at(current, signature, place)
+                self._note_unplaced()
             return self._verifier is not None and self._verifier.verify(current, signature) is True
         except Exception:  # a caller's own verifier: garbage that makes it fail is not a good signature
             return False
+
+    def _note_unplaced(self) -> None:
+        if "key_trust" not in self._unmeasured:
+            message = "keys were changed or revoked: whether each was used in its time only the log shows"
+            self._find(self.seen - 1, None, "key_trust", NOT_MEASURED, message)
 
     def _check_linkage(self, position: int, block_id: str, diff: dict[str, Any], letta: dict[str, Any]) -> None:
         last = self._block_heads.get(block_id)
@@ -336,7 +351,7 @@ class ChainVerifier:
         well_formed = self.seen > self._malformed
         signed = set(self._algorithms) - {"unsigned"}
         all_verified = bool(self.seen) and self._verified == self.seen
-        pinned = all_verified and set(self._algorithms) <= _ASYMMETRIC
+        pinned = all_verified and set(self._algorithms) <= _ASYMMETRIC and "key_trust" not in self._unmeasured
         measured = {
             "hashes": bool(self.seen),
             "continuity": well_formed,

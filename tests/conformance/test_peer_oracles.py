@@ -30,6 +30,7 @@ pytestmark = [
 
 LETTA = "phionyx-letta==0.1.0a3"
 MCP = "phionyx-mcp-server==0.2.2"
+SYNAPSEKIT = "synapsekit==2.0.1"
 SEED = "11" * 32
 TRACE = "agent-0f3c1a52"
 
@@ -86,18 +87,23 @@ def written(root: Path, signer: Ed25519Signer | UnsignedSigner, trace: str = TRA
     return store
 
 
-def test_the_first_packages_own_tests_pass_against_ours(tmp_path):
+def fetched_tests(requirement: str, folder: Path) -> Path:
+    """The folder of tests in a peer's source distribution."""
     fetched = isolated(
         "pip",
         *("python", "-m", "pip", "download", "--quiet", "--no-deps"),
-        *("--no-binary", ":all:", "--dest", str(tmp_path), LETTA),
+        *("--no-binary", ":all:", "--dest", str(folder), requirement),
     )
-    archives = list(tmp_path.glob("*.tar.gz"))
+    archives = list(folder.glob("*.tar.gz"))
     assert archives, fetched.stderr
     with tarfile.open(archives[0]) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (tests,) = tmp_path.glob("*/tests")
-    shutil.copytree(tests, tmp_path / "oracle")
+        archive.extractall(folder, filter="data")
+    (tests,) = folder.glob("*/tests")
+    return tests
+
+
+def test_the_first_packages_own_tests_pass_against_ours(tmp_path):
+    shutil.copytree(fetched_tests(LETTA, tmp_path), tmp_path / "oracle")
     source = Path(phionyx_letta.__file__).parents[1]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "."],
@@ -107,6 +113,53 @@ def test_the_first_packages_own_tests_pass_against_ours(tmp_path):
         text=True,
     )
     assert run.stdout.splitlines()[-1].startswith("26 passed"), run.stdout
+
+
+ALIASES = """
+import sys, types
+import phionyx_letta.cli.memory, phionyx_letta.memory
+package, cli = types.ModuleType("synapsekit"), types.ModuleType("synapsekit.cli")
+package.__path__ = cli.__path__ = []
+package.memory, package.cli, cli.memory = phionyx_letta.memory, cli, phionyx_letta.cli.memory
+sys.modules.update({
+    "synapsekit": package, "synapsekit.memory": phionyx_letta.memory,
+    "synapsekit.cli": cli, "synapsekit.cli.memory": phionyx_letta.cli.memory,
+})
+"""
+LIVING_MEMORY_TESTS = (
+    *("memory/test_living_memory.py", "memory/test_living_memory_audit_regressions.py"),
+    "cli/test_memory_cli.py",
+)
+
+
+def test_the_second_packages_tests_of_living_memory_pass_against_ours(tmp_path):
+    """In an environment that holds our base install and what runs their tests, nothing else; theirs is never installed."""
+    tests, oracle = fetched_tests(SYNAPSEKIT, tmp_path), tmp_path / "oracle"
+    oracle.mkdir()
+    for name in LIVING_MEMORY_TESTS:
+        shutil.copy(tests / name, oracle)
+    (oracle / "conftest.py").write_text(ALIASES)
+    ours = ("--with", str(Path(phionyx_letta.__file__).parents[2]), "--with", "pytest-asyncio")
+    run = isolated(
+        "pytest",
+        *(
+            "--directory",
+            str(oracle),
+            *ours,
+            "python",
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            ".",
+            ".",
+        ),
+        HOME=str(tmp_path / "home"),
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.splitlines()[-1].startswith("20 passed")
 
 
 class TestTheMcpServersVerifier:

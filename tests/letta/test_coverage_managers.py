@@ -62,7 +62,7 @@ EXPECTED: dict[str, list[Change]] = {
     "read only": [write("update_read_only", "block", "", "", operation=UPDATE)],
     "several columns": [write("update", "block", "", "one", operation=UPDATE, label="human")],
     "bulk update": [write("update", "block", "one", "bulk", operation="bulk_update_block_values")],
-    "checkpoint": [],
+    "checkpoint": [write("checkpoint", "block", "bulk", "bulk")],
     "undo": [write("undo", "block", "two", "bulk", operation="undo")],
     "redo": [write("redo", "block", "bulk", "two", operation="redo")],
     "batch create": [

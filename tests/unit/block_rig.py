@@ -55,7 +55,19 @@ class Agent(Base):
     core_memory: Mapped[list[Block]] = relationship(secondary="blocks_agents", viewonly=True)
 
 
-ORM = SimpleNamespace(Block=Block, BlocksAgents=BlocksAgents, Agent=Agent)
+class BlockHistory(Base):
+    __tablename__ = "block_history"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    block_id: Mapped[str] = mapped_column(ForeignKey("block.id", ondelete="CASCADE"))
+
+
+class Message(Base):
+    __tablename__ = "messages"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    role: Mapped[str]
+
+
+ORM = SimpleNamespace(Block=Block, BlocksAgents=BlocksAgents, Agent=Agent, BlockHistory=BlockHistory, Message=Message)
 
 
 class BlockRig(Rig):

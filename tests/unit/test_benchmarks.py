@@ -39,10 +39,10 @@ def report():
 def test_every_promise_of_speed_is_a_benchmark(names):
     assert set(names) == {
         *(f"write-{kind}-{how}" for kind in ("free", "attached") for how in ("2k", "20k", "16")),
-        *("capture-cpu", "seal-lag", "sealer"),
-        *("filesystem-append", "filesystem-append-peer"),
+        *("capture-cpu", "seal-lag", "sealer", "guard-step", "guard-read"),
+        *("filesystem-append", "filesystem-append-peer", "patch-store"),
         *("diff-append", "diff-rewrite-100k", "diff-longest"),
-        *("verify", "verify-memory", "import"),
+        *("verify", "verify-memory", "pii", "import"),
     }
 
 

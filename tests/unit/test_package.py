@@ -24,11 +24,16 @@ HEAVY = (
 def test_the_base_install_needs_neither_letta_nor_a_model_client_nor_a_database_driver() -> None:
     base = [line for line in requires("phionyx-letta") or () if "extra ==" not in line]
     names = {re.split(r"[<>=!~;\[ ]", line, maxsplit=1)[0] for line in base}
-    assert names == {"cryptography", "rapidfuzz", "sqlalchemy", "pydantic-settings", "typer", "rich", "wrapt"}
+    assert names == {
+        *("cryptography", "rapidfuzz", "sqlalchemy", "pydantic-settings", "typer", "rich", "wrapt"),
+        *("merge3", "markdown-it-py", "phonenumberslite", "python-stdnum"),  # Living Memory
+    }
 
 
 def test_the_extras_are_the_documented_ones() -> None:
-    assert set(metadata("phionyx-letta").get_all("Provides-Extra") or ()) == {"letta", "pg", "postgres"}
+    assert set(metadata("phionyx-letta").get_all("Provides-Extra") or ()) == {
+        *("letta", "openai", "pg", "postgres", "presidio"),
+    }
 
 
 def test_importing_the_library_loads_nothing_heavy() -> None:

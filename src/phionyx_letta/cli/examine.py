@@ -111,6 +111,7 @@ def examine_database(ledger: SqlLedger, key_id: str | None) -> tuple[list[Findin
     from sqlalchemy import inspect
 
     from phionyx_letta.cli.examine_blocks import examine_blocks
+    from phionyx_letta.cli.examine_log import examine_log
     from phionyx_letta.cli.examine_workers import examine_workers
     from phionyx_letta.cli.ledgers import shown_url
     from phionyx_letta.ledger import tables
@@ -132,6 +133,8 @@ def examine_database(ledger: SqlLedger, key_id: str | None) -> tuple[list[Findin
                 Finding("workers", OK, "this is not a Letta server's database: no worker is expected to record here")
             )
         more, details["outbox"] = _outbox(connection)
+        findings += more
+        more, details["log"] = examine_log(connection)
         findings += more
         if ledger.engine.dialect.name == "postgresql" and "block" in names:
             more, details["blocks"] = examine_blocks(connection)

@@ -27,7 +27,8 @@ _CHANGED = text(
 _GONE = text(
     "select p.block_id as id, p.label, coalesce(p.after_hash, 'nothing') as recorded"
     " from phionyx_block p join phionyx_envelope e on e.seq = p.seq"
-    " where e.event is not null and e.kind <> 'delete' and p.block_id not like 'phionyx-letta.%'"
+    " where e.event is not null and e.kind <> 'delete' and p.block_id not like 'message-%'"
+    " and p.block_id not like 'phionyx-letta.%'"
     " and not exists (select 1 from block b where b.id = p.block_id)"
     f" order by p.block_id limit {MOST}"
 )

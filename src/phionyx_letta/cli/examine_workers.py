@@ -74,7 +74,7 @@ def _living(worker: dict[str, Any]) -> list[Finding]:
         message = f"has plugin {worker.get('version', '?')}, and this is {__version__}"
         findings.append(Finding(check, WARN, message, "install the same version everywhere"))
     findings += _version(check, worker)
-    findings += [*_key(check, worker), _targets(check, worker), *_gaps(check, worker)]
+    findings += [*_key(check, worker), _targets(check, worker), *_gaps(check, worker), *_guard(check, worker)]
     return findings
 
 
@@ -130,6 +130,42 @@ def _gaps(check: str, worker: dict[str, Any]) -> list[Finding]:
     ]
     message = f"{worker['gaps']} writes went on without evidence; the last: {'; '.join(shown) or 'not told'}"
     return [Finding(check, FAIL, message, "mend the cause; PHIONYX_LETTA_ON_ERROR=closed refuses such writes")]
+
+
+def _guard(check: str, worker: dict[str, Any]) -> list[Finding]:
+    """What a worker with guarded reads says of them, and of the log they rest on."""
+    mode, log = worker.get("guard", "off"), worker.get("log")
+    if mode == "off":
+        return []
+    log = log if isinstance(log, dict) else {}
+    findings = [_standing(check, mode, worker, log)]
+    if log.get("fault"):
+        remedy = "`phionyx-letta verify --checkpoint` says more; after a legitimate restore: `phionyx-letta reconcile`"
+        findings.append(Finding(check, FAIL, f"believes nothing of the log: {log['fault']}", remedy))
+    if log.get("disbelieved"):
+        message = (
+            f"{log['disbelieved']} envelopes count for nothing: not signed by a trusted key, or not in their chain"
+        )
+        findings.append(Finding(check, WARN, message, "`phionyx-letta verify` names them; PHIONYX_LETTA_TRUSTED_KEYS"))
+    if log.get("outside_problem"):
+        findings.append(Finding(check, WARN, str(log["outside_problem"]), "a rollback cannot be seen without it"))
+    if worker.get("reads_refused"):
+        last = [one.get("what", "?") for one in worker.get("last_refused") or () if isinstance(one, dict)]
+        done = "were refused" if mode == "reject" else "did not agree and were served"
+        message = f"{worker['reads_refused']} reads {done}; the last: {last[-1] if last else 'not told'}"
+        findings.append(Finding(check, FAIL, message, "`phionyx-letta log` lists them; `phionyx-letta reconcile`"))
+    return findings
+
+
+def _standing(check: str, mode: str, worker: dict[str, Any], log: dict[str, Any]) -> Finding:
+    message = f"guard={mode}, {worker.get('reads_checked', 0)} reads checked"
+    if log.get("read_in_s") is None:
+        return Finding(check, WARN, f"{message}; it is still reading the log: reads wait", "wait, or look at its log")
+    message += f", {log.get('size')} envelopes known, {log.get('outside_size') or 0} of them covered from outside"
+    if not log.get("outside_readable"):
+        remedy = "set PHIONYX_LETTA_SINKS to a folder or a git repository that the server can read"
+        return Finding(check, WARN, f"{message}: after a restart a rolled-back database looks new", remedy)
+    return Finding(check, OK, message)
 
 
 def _silent(workers: list[dict[str, Any]]) -> list[Finding]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from phionyx_letta.cli.failures import FAILED, CommandError
-from phionyx_letta.cli.options import Json, Ledger
+from phionyx_letta.cli.options import Json, Keys, Ledger
 from phionyx_letta.cli.output import answer
 from phionyx_letta.cli.sources import Source, existing_chain, open_source
 from phionyx_letta.errors import PhionyxError
@@ -24,8 +24,9 @@ _FORMATS = ("jsonl", "folder")
 
 
 def export(
-    trace: Annotated[
-        str | None, typer.Argument(metavar="TRACE", help="The chain: an agent's id, or a block's.")
+    traces: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TRACE", help="The chain: an agent's id, or a block's. With --bundle, several."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="PATH", help="The file or folder to write.")
@@ -37,6 +38,22 @@ def export(
             "--format", metavar="FORMAT", help="jsonl: one envelope a line; folder: a store, a folder for each chain."
         ),
     ] = "jsonl",
+    as_bundle: Annotated[
+        bool,
+        typer.Option(
+            "--bundle",
+            help="One zip that proves itself: chains, log, checkpoints, public keys, a verifier. Default: all.",
+        ),
+    ] = False,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="PATH",
+            help="With --bundle: put in these checkpoints too (a file, a folder, a git repository). May be given several times.",
+        ),
+    ] = None,
+    key: Keys = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is at PATH.")] = False,
     ledger: Ledger = None,
     as_json: Json = False,
@@ -44,8 +61,16 @@ def export(
     """Write chains to a file or a folder, for an auditor: `verify` reads both, and the folder is the peers' layout.
 
     With --all a file holds all chains in the order of sealing. Nothing is checked, except that a folder takes no envelope
-    whose hash is wrong.
+    whose hash is wrong. A bundle goes to somebody who has nothing but a public key: docs/evidence.md.
     """
+    traces = traces or []
+    if as_bundle:
+        return _bundle(output, traces, checkpoint or [], key, form, every, ledger, force=force, as_json=as_json)
+    if checkpoint or key:
+        raise CommandError("only a bundle takes checkpoints and keys", "add --bundle")
+    if len(traces) > 1:
+        raise CommandError("several chains go into a bundle only", "add --bundle, or export one at a time")
+    trace = traces[0] if traces else None
     if output is None or (trace is None) == (not every):
         raise CommandError(
             "give TRACE or --all, and --output PATH", "for example: phionyx-letta export --all -o ledger.jsonl"
@@ -60,6 +85,37 @@ def export(
             count, chains = (_write_lines if form == "jsonl" else _write_folder)(source, trace, output)
     result = {"output": str(output), "format": form, "envelopes": count, "chains": chains}
     line = f"wrote {count} envelopes of {chains} chain{'' if chains == 1 else 's'} to {output}"
+    answer(result, as_json=as_json, show=lambda console: console.print(line, soft_wrap=True))
+    return 0
+
+
+def _bundle(
+    output: Path | None,
+    traces: list[str],
+    checkpoints: list[str],
+    key: list[str] | None,
+    form: str,
+    every: bool,
+    ledger: str | None,
+    *,
+    force: bool,
+    as_json: bool,
+) -> int:
+    from phionyx_letta.cli.bundling import bundle
+
+    if output is None or (traces and every) or form != "jsonl":
+        raise CommandError(
+            "a bundle takes TRACE or --all, and --output FILE",
+            "for example: phionyx-letta export --bundle -o evidence.zip",
+        )
+    if output.is_dir():
+        raise CommandError(f"{output} is a folder", "give the path of a file")
+    _check_free(output, force=force)
+    with _translated(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with _replacing(output) as partial:
+            result = bundle(output, partial, traces, ledger, key, checkpoints)
+    line = f"wrote a bundle of {result['envelopes']} envelopes and {result['checkpoints']} checkpoints to {output}"
     answer(result, as_json=as_json, show=lambda console: console.print(line, soft_wrap=True))
     return 0
 

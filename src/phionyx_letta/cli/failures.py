@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from phionyx_letta.errors import EvidenceRefused, InvalidMutation, PhionyxError, StaleHeadError, TornStoreError
+from phionyx_letta.errors import (
+    DiffConflictError,
+    EvidenceRefused,
+    IllegalTransition,
+    InvalidMutation,
+    InvalidPatch,
+    PatchNotFound,
+    PhionyxError,
+    ProposerUnavailable,
+    StaleHeadError,
+    TargetRefused,
+    TornStoreError,
+    UntrustedPatch,
+)
 
 __all__ = ["FAILED", "NOT_MEASURED", "OK", "CommandError", "exit_code"]
 
 OK, FAILED, NOT_MEASURED = 0, 1, 2
-_FAILURES = (TornStoreError, StaleHeadError, EvidenceRefused, InvalidMutation)
+_FAILURES = (
+    *(TornStoreError, StaleHeadError, EvidenceRefused, InvalidMutation),
+    *(
+        DiffConflictError,
+        IllegalTransition,
+        InvalidPatch,
+        PatchNotFound,
+        TargetRefused,
+        UntrustedPatch,
+        ProposerUnavailable,
+    ),
+)
 
 
 class CommandError(PhionyxError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +16,9 @@ from phionyx_letta.cli.output import answer, safe
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from phionyx_letta.signing import TrustedKeys
+    from phionyx_letta.keys import Keyring
 
-__all__ = ["ENV_VERIFY_KEY", "keygen", "trusted_keys"]
+__all__ = ["ENV_VERIFY_KEY", "keygen", "keyring_of", "trusted_keys"]
 
 ENV_VERIFY_KEY = "PHIONYX_LETTA_VERIFY_KEY"
 
@@ -59,16 +59,35 @@ def keygen(
     return 0
 
 
-def trusted_keys(given: Iterable[str] | None) -> TrustedKeys | None:
-    """The public keys of ``--key`` and ``PHIONYX_LETTA_VERIFY_KEY``; None where none is given.
+def trusted_keys(given: Iterable[str] | None, histories: Iterable[str] | None = None) -> Keyring | None:
+    """The public keys of ``--key`` and ``PHIONYX_LETTA_VERIFY_KEY``, and what is stated about them; None where none is given.
+
+    Args:
+        given: keys.
+        histories: files of statements, folders or git repositories of checkpoints, which hold statements too.
 
     Raises:
         SigningKeyError: one of them is not a public key.
+        StoreError: a file of statements is not there.
     """
     named = [*(given or ()), *os.environ.get(ENV_VERIFY_KEY, "").split(os.pathsep)]
     wanted = [name.strip() for name in named if name.strip()]
     if not wanted:
         return None
-    from phionyx_letta.signing import TrustedKeys, load_verifier
+    from phionyx_letta.keys import Keyring
+    from phionyx_letta.ledger.log.reading import read_statements
+    from phionyx_letta.signing import load_verifier
 
-    return TrustedKeys([load_verifier(name) for name in wanted])
+    ring = Keyring([load_verifier(name).public_key_hex for name in wanted])
+    for history in histories or ():
+        ring.learn(read_statements(history))
+    return ring
+
+
+def keyring_of(public_keys: Sequence[str], notes: Iterable[str]) -> Keyring:
+    """The keyring of these keys that knows the statements among these notes."""
+    from phionyx_letta.keys import Keyring, statements_in
+
+    ring = Keyring(list(public_keys))
+    ring.learn(statements_in(notes))
+    return ring

@@ -65,12 +65,27 @@ def log(
             raise CommandError("a folder cannot be followed", "follow the database")
         last = source.last_seq() if isinstance(source, SqlSource) else -1
         entries = source.newest(filters, limit)
-        result = {"entries": [summary(entry) for entry in entries], "count": len(entries)}
+        found = source.findings(filters, limit) if isinstance(source, SqlSource) else []
+        result = {"entries": [summary(entry) for entry in entries], "count": len(entries), "findings": found}
         lines = _Lines()
-        answer(result, as_json=as_json, show=lambda console: lines.show(console, entries, empty=not follow))
+
+        def show(console: Console) -> None:
+            lines.show(console, entries, empty=not follow)
+            _show_findings(console, found)
+
+        answer(result, as_json=as_json, show=show)
         if follow and isinstance(source, SqlSource):
             _follow(source, filters, max([last, *(entry.seq or 0 for entry in entries)]), lines)
     return 0
+
+
+def _show_findings(console: Console, found: Sequence[dict[str, Any]]) -> None:
+    """Reads that were not what was recorded, as the workers told them."""
+    if found:
+        console.print("\nreads that were not what was recorded", style="bold")
+    for one in found:
+        done = "refused" if one.get("refused") else "served"
+        console.print(safe(f"{str(one.get('at'))[:19]} {done}: {one.get('what')}"), soft_wrap=True)
 
 
 def summary(entry: Entry) -> dict[str, Any]:

@@ -12,18 +12,18 @@ from phionyx_letta.cli.keys import trusted_keys
 from phionyx_letta.cli.ledgers import ledger_name, open_database, shown_url
 from phionyx_letta.cli.options import Json, Keys, Ledger
 from phionyx_letta.cli.output import answer, safe, short
-from phionyx_letta.cli.seal import check_key_fits, require_letta, seal_what_waits, signing_key
+from phionyx_letta.cli.seal import check_key_fits, require_letta, sealed, signing_key
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from phionyx_letta.checkpoint import Checkpoint
+    from phionyx_letta.keys import Keyring
     from phionyx_letta.ledger.rollback import AcceptedRollback
     from phionyx_letta.ledger.sql import SqlLedger
     from phionyx_letta.plugin.adoption import Operator, Outcome
     from phionyx_letta.plugin.reconcile import Difference
     from phionyx_letta.plugin.runtime import PluginKey
-    from phionyx_letta.signing import TrustedKeys
 
 __all__ = ["reconcile"]
 
@@ -87,10 +87,10 @@ def reconcile(
                 _show_all(found)
             _confirm(f"{'Adopt' if adopt else 'Restore'} {_count(len(found), 'block')}?", yes=yes)
             outcomes = [_act(database, ours, one, operator, keys, adopting=adopt) for one in found]
-            sealed = seal_what_waits(database, ours)
+            done = sealed(database, ours)
             found = _differences(database, ours, keys, block)
-            if sealed["refused"]:
-                raise CommandError(sealed["refusals"][0], "`phionyx-letta doctor` says more", FAILED)
+            if done["refused"]:
+                raise CommandError(done["refusals"][0], "`phionyx-letta doctor` says more", FAILED)
         result = {
             "ledger": shown_url(database),
             "outside": [one.to_dict() for one in listed],
@@ -121,7 +121,7 @@ def _confirm(question: str, *, yes: bool) -> None:
         raise CommandError("nothing was done", "answer y, or add --yes", NOT_MEASURED)
 
 
-def _differences(database: SqlLedger, key: PluginKey, keys: TrustedKeys | None, block: str | None) -> list[Difference]:
+def _differences(database: SqlLedger, key: PluginKey, keys: Keyring | None, block: str | None) -> list[Difference]:
     from phionyx_letta.plugin.reconcile import differences, is_known
 
     with database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
@@ -142,7 +142,7 @@ def _act(
     key: PluginKey,
     one: Difference,
     operator: Operator,
-    keys: TrustedKeys | None,
+    keys: Keyring | None,
     *,
     adopting: bool,
 ) -> Outcome:
@@ -160,7 +160,7 @@ def _accept(
     database: SqlLedger, key: PluginKey, operator: Operator, sources: list[str] | None, *, yes: bool, as_json: bool
 ) -> int:
     from phionyx_letta.plugin.rollback import accept_rollback, given_up
-    from phionyx_letta.plugin.sealing_process import checkpoint_policy
+    from phionyx_letta.plugin.sealer import checkpoint_policy
     from phionyx_letta.settings import load_settings
 
     settings = load_settings()
@@ -179,11 +179,11 @@ def _accept(
         _show_rollback(rollback)
     _confirm("Accept that?", yes=yes)
     accept_rollback(database, key, rollback, operator)
-    sealed = seal_what_waits(database, key, policy)
-    result = {"ledger": shown_url(database), "accepted": rollback.to_dict(), "sealed": sealed["sealed"]}
+    done = sealed(database, key)
+    result = {"ledger": shown_url(database), "accepted": rollback.to_dict(), "sealed": done["sealed"]}
     line = f"recorded; the log goes on as {rollback.origin}"
     answer(result, as_json=as_json, show=lambda console: console.print(safe(line), soft_wrap=True))
-    return OK if not sealed["waiting"] and not sealed["refused"] else FAILED
+    return OK if not done["waiting"] and not done["refused"] else FAILED
 
 
 def _readable(sinks: str) -> list[str]:
@@ -245,7 +245,12 @@ def _show_one(console: Console, one: Difference) -> None:
 
 
 def _said(one: Difference) -> str:
-    names = {"value": "its value", "label": "its label", "other": "its description, limit or read-only"}
+    names = {
+        "value": "its value",
+        "label": "its label",
+        "other": "its description, limit or read-only",
+        "checkpoints": "Letta's checkpoints of it",
+    }
     columns = ", ".join(names[name] for name in one.columns)
     return {
         "created": "was created outside, or is older than the plugin (then: `phionyx-letta baseline`)",

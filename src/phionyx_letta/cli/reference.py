@@ -26,13 +26,15 @@ def reference(app: typer.Typer) -> str:
     parts = [_HEAD]
     for name, command in group.commands.items():
         parts.append("\n".join(_command(name, command)))
+        for below, one in getattr(command, "commands", {}).items():
+            parts.append("\n".join(_command(f"{name} {below}", one)))
     return "\n".join(parts)
 
 
 def _command(name: str, command: Any) -> Iterator[str]:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     options = [one for one in command.params if one.param_type_name == "option"]
-    usage = " ".join(_argument(one) for one in arguments)
+    usage = " ".join(_argument(one) for one in arguments) or ("COMMAND" if hasattr(command, "commands") else "")
     rest = " -- COMMAND [ARGUMENT]..." if command.context_settings.get("allow_extra_args") else ""
     yield f"## {name}\n"
     yield f"```\nphionyx-letta {name}{' [OPTIONS]' if options else ''}{' ' + usage if usage else ''}{rest}\n```\n"

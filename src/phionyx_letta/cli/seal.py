@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from phionyx_letta.ledger.sql import SqlLedger
     from phionyx_letta.plugin.runtime import PluginKey
-    from phionyx_letta.plugin.sealer import CheckpointPolicy, SealReport
+    from phionyx_letta.plugin.sealer import SealReport
     from phionyx_letta.settings import Settings
 
-__all__ = ["baseline", "check_key_fits", "existing_key", "require_letta", "seal", "seal_what_waits", "signing_key"]
+__all__ = ["baseline", "check_key_fits", "existing_key", "require_letta", "seal", "sealed", "signing_key"]
 
 PATIENCE = 30.0  # s, while another process seals
 
@@ -35,7 +35,7 @@ def seal(ledger: Ledger = None, as_json: Json = False) -> int:
     name, key = ledger_name(ledger), signing_key()
     with open_database(name) as database:
         check_key_fits(database, key)
-        result = seal_what_waits(database, key)
+        result = sealed(database, key)
     answer(result, as_json=as_json, show=lambda console: _show_seal(console, result))
     return _code(result)
 
@@ -63,7 +63,7 @@ def existing_key(settings: Settings) -> PluginKey | None:
     """
     from phionyx_letta.plugin.runtime import load_key
 
-    if settings.signing_key or os.environ.get("PHIONYX_LETTA_DEMO", "").strip() == "1":
+    if settings.signing_key or settings.signing_command or os.environ.get("PHIONYX_LETTA_DEMO", "").strip() == "1":
         return load_key(settings)
     return load_key(settings) if (settings.home_path() / "signing.key").exists() else None
 
@@ -85,7 +85,11 @@ def signing_key() -> PluginKey:
 
 
 def check_key_fits(database: SqlLedger, key: PluginKey) -> None:
-    """Sealing with a wrong key would mark genuine rows as refused."""
+    """Make sure that what waits is this key's: sealing with a wrong one would mark genuine rows as refused.
+
+    Raises:
+        CommandError: it is another key's.
+    """
     from sqlalchemy import select
 
     from phionyx_letta.ledger import tables
@@ -103,11 +107,13 @@ def check_key_fits(database: SqlLedger, key: PluginKey) -> None:
         )
 
 
-def seal_what_waits(database: SqlLedger, key: PluginKey, checkpoints: CheckpointPolicy | None = None) -> dict[str, Any]:
+def sealed(database: SqlLedger, key: PluginKey) -> dict[str, Any]:
     """Seal everything that can be sealed; wait a while where another process is at it."""
-    from phionyx_letta.plugin.sealer import Sealer, SealReport, pending
+    from phionyx_letta.plugin.sealer import Sealer, SealReport, checkpoint_policy, pending
+    from phionyx_letta.settings import load_settings
 
-    sealer, total, deadline = Sealer(database, key, checkpoints=checkpoints), SealReport(), time.monotonic() + PATIENCE
+    sealer = Sealer(database, key, checkpoints=checkpoint_policy(key, load_settings()))
+    total, deadline = SealReport(), time.monotonic() + PATIENCE
     while True:
         report = sealer.seal_pending()
         _add(total, report)
@@ -148,7 +154,7 @@ def _record(database: SqlLedger, key: PluginKey) -> tuple[int, dict[str, Any]]:
     totals: dict[str, Any] = {"sealed": 0, "refused": 0, "refusals": []}
     while True:
         left = record_baseline(database, key.outbox, worker_id, salts=salts, salted=salted)
-        result = seal_what_waits(database, key)
+        result = sealed(database, key)
         for name, value in totals.items():
             totals[name] = value + result[name]
         if not left or time.monotonic() > deadline:

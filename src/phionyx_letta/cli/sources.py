@@ -131,6 +131,25 @@ class SqlSource:
         """Entries sealed later, a few hundred at a time."""
         return self._select(filters, after=seq, limit=500)
 
+    def findings(self, filters: Filters, limit: int) -> list[dict[str, Any]]:
+        """What guarded reads found in the filters' time, about their block: at most so many, newest last."""
+        from sqlalchemy import inspect, select
+
+        from phionyx_letta.ledger import tables
+
+        if not inspect(self.ledger.engine).has_table(tables.finding.name):
+            return []  # a ledger that an older version made
+        column = tables.finding.c
+        query = select(column.info).order_by(column.id.desc()).limit(limit)
+        if filters.since is not None:
+            query = query.where(column.at >= filters.since)
+        if filters.until is not None:
+            query = query.where(column.at < filters.until)
+        if filters.block is not None:
+            query = query.where(column.info.contains(filters.block, autoescape=True))
+        with self.ledger.engine.connect() as connection:
+            return [_told(info) for info in connection.execute(query).scalars()][::-1]
+
     def last_seq(self) -> int:
         """Where the ledger ends; -1 for an empty one."""
         rows = self.ledger.select(limit=1, newest=True)
@@ -175,6 +194,15 @@ class SqlSource:
     def traces(self) -> Iterator[str]:
         """All chains."""
         return self.ledger.traces()
+
+
+def _told(info: str) -> dict[str, Any]:
+    """A finding as a worker wrote it; nothing of it is authenticated."""
+    try:
+        told = json.loads(info)
+    except (ValueError, RecursionError):
+        told = None
+    return told if isinstance(told, dict) else {"what": info}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,9 +19,11 @@ from phionyx_letta.cli.output import answer, safe, stderr, styled
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from phionyx_letta.keys import Keyring, Statement
     from phionyx_letta.ledger.audit import AuditReport, Progress
     from phionyx_letta.ledger.audit_log import Outside
-    from phionyx_letta.signing import TrustedKeys
+    from phionyx_letta.ledger.sql import SqlLedger
+    from phionyx_letta.plugin.live import LiveAudit
 
 __all__ = ["show_findings", "show_report", "show_verdict", "summary", "verify"]
 
@@ -59,6 +61,19 @@ _MEANING = {
         "ok": "it says what its signed envelope says",
         "failed": "it does not say what its envelope says",
     },
+    "live": {
+        "ok": "the blocks in Letta's tables hold what was recorded",
+        "failed": "a block or its checkpoints were changed outside",
+    },
+    "bundle": {
+        "ok": "the zip is one of ours, and undamaged",
+        "failed": "the zip is damaged, changed, or none of ours",
+    },
+    "inclusion": {
+        "ok": "each envelope is at its place in the log of a checkpoint",
+        "failed": "not in the log that was signed",
+        "not_measured": "no checkpoint shows where they stand in the log",
+    },
     "database": {
         "ok": "columns, heads and order agree with the envelopes",
         "failed": "the tables contradict the envelopes",
@@ -71,7 +86,7 @@ def verify(
         str | None,
         typer.Argument(
             metavar="TARGET",
-            help="Database URL, SQLite file, store folder, folder of one chain, .jsonl file of envelopes, "
+            help="Database URL, SQLite file, bundle, store folder, folder of one chain, .jsonl file of envelopes, "
             "or .json file of one or of a receipt. Default: the ledger.",
         ),
     ] = None,
@@ -84,6 +99,14 @@ def verify(
             help="Checkpoints kept outside the database: a file, a folder or a git repository. May be given several times.",
         ),
     ] = None,
+    history: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keys",
+            metavar="FILE",
+            help="Statements about keys (rotations, revocations) from elsewhere than TARGET. May be given several times.",
+        ),
+    ] = None,
     trace: Annotated[str | None, typer.Option("--trace", metavar="ID", help="Only this chain.")] = None,
     ledger: Ledger = None,
     as_json: Json = False,
@@ -94,11 +117,15 @@ def verify(
     """
     if target and ledger:
         raise CommandError("both TARGET and --ledger were given", "give one of them")
-    keys = trusted_keys(key)
+    keys = trusted_keys(key, [*(history or []), *(checkpoint or [])])
+    if history and keys is None:
+        raise CommandError("statements about keys are believed from a key on", "give the root key with --key")
     if checkpoint and trace:
         raise CommandError("a checkpoint covers the whole ledger, and --trace is one chain of it", "leave out --trace")
-    outside = _outside(checkpoint, keys) if checkpoint else None
     name = target or ledger_name(ledger)
+    if keys is not None:
+        keys = keys.extended(_stated(name))
+    outside = _outside(checkpoint, keys) if checkpoint else None
     began = time.monotonic()
     with _progress(quiet=as_json) as progress:
         report = _verified(name, keys, trace, outside, progress)
@@ -107,24 +134,42 @@ def verify(
     return _CODES[report.verdict]
 
 
-def _outside(sources: list[str], keys: TrustedKeys | None) -> Outside:
+def _stated(name: str) -> list[Statement]:
+    """The statements about keys that the target itself holds."""
+    from phionyx_letta.evidence.container import looks_like_zip
+    from phionyx_letta.evidence.verifying import read_history
+
+    path = Path(name)
+    if "://" in name or (path.is_file() and is_sqlite(path)):
+        from phionyx_letta.keys import statements_in
+        from phionyx_letta.ledger.statements import stored_statements
+
+        with open_database(name) as ledger, ledger.engine.connect() as connection:
+            return list(statements_in(stored_statements(connection)))
+    with suppress(OSError):  # said when it is verified
+        if path.is_file() and looks_like_zip(path):
+            return read_history(path)
+    return []
+
+
+def _outside(sources: list[str], keys: Keyring | None) -> Outside:
     from phionyx_letta.ledger.audit_log import read_outside
 
-    public = keys.public_keys if keys else []
-    if not public:
+    if keys is None:
         raise CommandError("a checkpoint is checked with the log's public key", "give it with --key")
-    return read_outside(sources, public)
+    return read_outside(sources, keys.public_keys, keys)
 
 
 def _verified(
-    name: str, keys: TrustedKeys | None, trace: str | None, outside: Outside | None, progress: Progress
+    name: str, keys: Keyring | None, trace: str | None, outside: Outside | None, progress: Progress
 ) -> AuditReport:
     path = Path(name)
     if "://" in name or (path.is_file() and is_sqlite(path)):
         from phionyx_letta.ledger.audit_sql import verify_ledger
 
         with open_database(name) as ledger:
-            report = verify_ledger(ledger, verifier=keys, trace_id=trace, outside=outside, progress=progress)
+            live = _live(ledger)
+            report = verify_ledger(ledger, verifier=keys, trace_id=trace, outside=outside, live=live, progress=progress)
             return _with_chain(report, trace)
     try:
         if path.is_dir():
@@ -138,7 +183,17 @@ def _verified(
     raise CommandError(f"{name} does not exist", "give a database URL, a folder or a file")
 
 
-def _folder(path: Path, keys: TrustedKeys | None, trace: str | None) -> AuditReport:
+def _live(ledger: SqlLedger) -> LiveAudit | None:
+    """What compares the blocks themselves, where Letta's tables are beside the ledger's."""
+    from sqlalchemy import inspect
+
+    from phionyx_letta.plugin.live import LiveAudit
+
+    names = inspect(ledger.engine).get_table_names() if ledger.engine.dialect.name == "postgresql" else ()
+    return LiveAudit() if {"block", "block_history"} <= set(names) else None
+
+
+def _folder(path: Path, keys: Keyring | None, trace: str | None) -> AuditReport:
     from phionyx_letta.ledger.audit import verify_store
     from phionyx_letta.ledger.filesystem import FilesystemEnvelopeStore
 
@@ -169,9 +224,10 @@ def _refuse_checkpoints(outside: Outside | None) -> None:
 
 
 def _file(
-    path: Path, keys: TrustedKeys | None, trace: str | None, outside: Outside | None, progress: Progress
+    path: Path, keys: Keyring | None, trace: str | None, outside: Outside | None, progress: Progress
 ) -> AuditReport:
     from phionyx_letta._lines import parse_unique
+    from phionyx_letta.evidence.container import looks_like_zip
     from phionyx_letta.ledger.audit import verify_envelope, verify_lines
     from phionyx_letta.ledger.audit_log import LogAudit
     from phionyx_letta.ledger.receipt import is_receipt, verify_receipt
@@ -179,6 +235,8 @@ def _file(
     if path.name == _INDEX and _is_index(path):
         _refuse_checkpoints(outside)
         return _folder(path.absolute().parent, keys, trace)
+    if looks_like_zip(path):
+        return _bundle(path, keys, trace, outside, progress)
     if path.suffix == ".json":
         _refuse_checkpoints(outside)
         try:
@@ -195,6 +253,16 @@ def _file(
     with path.open("rb") as lines:
         log = None if outside is None else lambda audit: LogAudit(audit, outside)
         return verify_lines(lines, verifier=keys, trace_id=trace, log=log, progress=progress)
+
+
+def _bundle(
+    path: Path, keys: Keyring | None, trace: str | None, outside: Outside | None, progress: Progress
+) -> AuditReport:
+    from phionyx_letta.evidence.verifying import verify_bundle
+
+    if trace is not None:
+        raise CommandError("a bundle is verified as a whole", "leave out --trace, or export that chain alone")
+    return verify_bundle(path, keys=keys, outside=outside, progress=progress)
 
 
 def _is_index(path: Path) -> bool:

@@ -19,7 +19,16 @@ from phionyx_letta.ledger.store import EnvelopeStore
 from phionyx_letta.signing import Verifier, signature_algorithm
 from phionyx_letta.verification import DIMENSIONS, BlockHead, ChainVerifier, state_after
 
-__all__ = ["Audit", "AuditFinding", "AuditReport", "verify_envelope", "verify_lines", "verify_store"]
+__all__ = [
+    "Audit",
+    "AuditFinding",
+    "AuditReport",
+    "Linkage",
+    "named_trace",
+    "verify_envelope",
+    "verify_lines",
+    "verify_store",
+]
 
 OK, VALID, FAILED, NOT_MEASURED = "ok", "valid", "failed", "not_measured"
 _NEEDED = ("hashes", "continuity", "signatures", "key_trust")
@@ -79,12 +88,19 @@ class AuditReport:
 class Audit:
     """Gathers chains. Memory grows with the number of chains and blocks, not with that of envelopes."""
 
-    def __init__(self, verifier: Verifier | None, *, block_heads: dict[str, BlockHead] | None = None) -> None:
+    def __init__(
+        self,
+        verifier: Verifier | None,
+        *,
+        block_heads: dict[str, BlockHead] | None = None,
+        nonces_elsewhere: bool = False,
+    ) -> None:
         """Start with nothing.
 
         Args:
             verifier: the trusted key or keys; without one nothing is valid.
             block_heads: given where envelopes come in the order of a whole ledger: linkage of blocks is then checked across chains.
+            nonces_elsewhere: the caller looks for mutations that were sealed twice itself.
         """
         self.block_heads = block_heads
         self.seen = 0
@@ -95,7 +111,7 @@ class Audit:
         self._extra: dict[str, str] = {}
         self.covered: int | None = None
         self.needed = set(_NEEDED)
-        self._nonces: set[int] | None = None if block_heads is not None else set()
+        self._nonces: set[int] | None = None if nonces_elsewhere else set()
 
     def chain(self, trace_id: str | None) -> ChainVerifier:
         """The verifier of one chain."""
@@ -109,10 +125,10 @@ class Audit:
         """The chains seen so far."""
         return self._chains.items()
 
-    def feed(self, trace_id: str | None, envelope: object, *, hashed: bool = False) -> None:
+    def feed(self, trace_id: str | None, envelope: object, *, hashed: bool = False, place: int | None = None) -> None:
         """Check the next envelope of a chain; see `ChainVerifier.feed`."""
         self.seen += 1
-        self.chain(trace_id).feed(envelope, hashed=hashed)
+        self.chain(trace_id).feed(envelope, hashed=hashed, place=place)
         if self._nonces is not None:
             self._check_nonce(trace_id, envelope)
 
@@ -192,6 +208,8 @@ class Audit:
             return NOT_MEASURED, "no key was given: the hashes hold, but anyone could have written these envelopes"
         if dimensions["checkpoint"] != OK and "checkpoint" in self.needed:
             return NOT_MEASURED, "no checkpoint of a trusted key was found where it was looked for"
+        if dimensions.get("inclusion") != OK and "inclusion" in self.needed:
+            return NOT_MEASURED, "no checkpoint from outside shows where the envelopes stand in the log"
         if any(dimensions[name] != OK for name in self.needed):
             return NOT_MEASURED, next(
                 (result["reason"] for result in results if result["reason"]), "not every signature was checked"
@@ -224,7 +242,7 @@ def verify_lines(
     With `trace_id` every line has to belong to that chain. With `log` (as `LogAudit`), the file has to be a whole ledger in the
     order of its sealing.
     """
-    audit, linkage = Audit(verifier), _Linkage()
+    audit, linkage = Audit(verifier), Linkage()
     feed = log(audit) if log else None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -235,7 +253,7 @@ def verify_lines(
             ending = "" if line.endswith(b"\n") else ": its end is missing"
             audit.fail("hashes", f"line {number} is not JSON, or repeats a key{ending}")
             continue
-        audit.feed(trace_id if trace_id is not None else _named_trace(envelope), envelope, hashed=hashed)
+        audit.feed(trace_id if trace_id is not None else named_trace(envelope), envelope, hashed=hashed)
         linkage.feed(envelope)
         if feed:
             feed.feed(line.rstrip(b"\r\n"))
@@ -293,7 +311,8 @@ def _feed_all(audit: Audit, trace_id: str, envelopes: Iterable[object]) -> None:
         chain.fail(str(error))
 
 
-def _named_trace(envelope: object) -> str | None:
+def named_trace(envelope: object) -> str | None:
+    """Return the chain an envelope says it belongs to, if it is text."""
     subject = envelope.get("subject") if isinstance(envelope, dict) else None
     trace = subject.get("trace_id") if isinstance(subject, dict) else None
     return trace if isinstance(trace, str) else None
@@ -306,7 +325,7 @@ def _single(envelope: object, dimension: str, message: str, expected: str | None
     )
     position, block = subject.get("position"), mutation.get("block_id")
     return AuditFinding(
-        _named_trace(envelope),
+        named_trace(envelope),
         position if type(position) is int else None,
         block if isinstance(block, str) else None,
         dimension,
@@ -317,13 +336,14 @@ def _single(envelope: object, dimension: str, message: str, expected: str | None
     )
 
 
-class _Linkage:
+class Linkage:
     """Linkage of blocks across the chains of one file, in its order.
 
     Where everything links, it is measured. A break may mean that the file is a part of a ledger, so it stays not measured.
     """
 
     def __init__(self) -> None:
+        """Start with no block known."""
         self._heads: dict[str, BlockHead] = {}
         self._unbroken = True
 

@@ -12,14 +12,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from phionyx_letta.checkpoint import Checkpoint
+from phionyx_letta.errors import NoteError
+from phionyx_letta.keys import Keyring
 from phionyx_letta.ledger.audit import Audit
+from phionyx_letta.ledger.log.layout import Envelopes
 from phionyx_letta.ledger.log.reading import CheckpointRecord, read_checkpoints
+from phionyx_letta.ledger.log.walk import LogWalk, Point
 from phionyx_letta.ledger.rollback import EVENT, AcceptedRollback, excuses, read_accepted
-from phionyx_letta.merkle import Frontier, leaf_hash
+from phionyx_letta.merkle import MAX_SIZE, Frontier, leaf_hash
 
-__all__ = ["LogAudit", "Outside", "read_outside"]
+__all__ = ["EpochAudit", "LogAudit", "Outside", "read_outside"]
 
-CHECKPOINT = "checkpoint"
+CHECKPOINT, KEY_TRUST = "checkpoint", "key_trust"
 _MARK = EVENT.encode("ascii")
 
 
@@ -31,8 +35,13 @@ class Outside:
     problems: list[CheckpointRecord]
 
 
-def read_outside(sources: Iterable[str], public_keys: Sequence[str]) -> Outside:
+def read_outside(sources: Iterable[str], public_keys: Sequence[str], ring: Keyring | None = None) -> Outside:
     """Read every source (a file, a folder, a git repository) and sort what is in them.
+
+    Args:
+        sources: where checkpoints are.
+        public_keys: of the log, each as 64 hex digits.
+        ring: knows which of them was to sign at which size of the log, where that is known.
 
     Raises:
         StoreError: a source is not there or cannot be read.
@@ -43,6 +52,13 @@ def read_outside(sources: Iterable[str], public_keys: Sequence[str]) -> Outside:
         for record in read_checkpoints(source, public_keys):
             if record.signed is None:
                 problems.append(record)
+                continue
+            point = record.signed.checkpoint
+            try:
+                if ring is not None:
+                    ring.check_checkpoint(point, record.signed.note)
+            except NoteError as error:
+                problems.append(CheckpointRecord(record.place, None, error, record.origin))
             else:
                 found.setdefault(record.signed.checkpoint, record.place)
     return Outside(sorted(found.items(), key=lambda one: (one[0].size, one[0].root)), problems)
@@ -76,8 +92,12 @@ class LogAudit:
             envelope = json.loads(data)
         except (ValueError, RecursionError):
             return
-        verifier = self._audit.verifier
-        found = None if verifier is None else read_accepted(envelope, verifier.verify)
+        verifier, place = self._audit.verifier, self._tree.size - 1
+        if verifier is None:
+            return
+        at = getattr(verifier, "verify_at", None)  # of keys that were replaced, the one whose time it was counts
+        verify = verifier.verify if at is None else lambda signed, by: at(signed, by, place)
+        found = read_accepted(envelope, verify)
         if found is not None:
             self._accepted.append(found)
 
@@ -127,3 +147,38 @@ class LogAudit:
             expected=f"{point.size} envelopes at least ({place})",
             found=f"{self._tree.size} envelopes",
         )
+
+
+class EpochAudit:
+    """Makes sure that the log had the root that was signed wherever a key was replaced or revoked, as `key_trust`.
+
+    Otherwise whoever stole a key could move the place from which on it seals.
+    """
+
+    def __init__(self, audit: Audit, ring: Keyring) -> None:
+        """Findings go to ``audit``."""
+        self._audit = audit
+        self._conflicts = ring.conflicts
+        points = [
+            Point(one.checkpoint.size, one.checkpoint.root, f"the {one.kind.split('/')[0]} of {one.at}")
+            for one in ring.statements
+        ]
+        self._walk = LogWalk(iter([Envelopes(MAX_SIZE)]), points) if points else None
+
+    def feed(self, body: str) -> None:
+        """Take the next envelope."""
+        if self._walk is not None:
+            self._walk.place()
+            self._walk.feed(body.encode("utf-8", "surrogatepass"))
+
+    def finish(self) -> None:
+        """Say what was found."""
+        for conflict in self._conflicts:
+            self._audit.fail(KEY_TRUST, conflict)
+        for point in [*self._walk.broken, *self._walk.beyond] if self._walk is not None else ():
+            self._audit.fail(
+                KEY_TRUST,
+                "a key was replaced or revoked at another state of the log than this",
+                expected=f"the root signed at {point.size} envelopes ({point.place})",
+                found=f"another, in a log of {self._walk.size}" if self._walk is not None else None,
+            )

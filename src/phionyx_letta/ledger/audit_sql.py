@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import Connection, Row, func, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,17 +17,31 @@ from phionyx_letta._lines import read_envelope
 from phionyx_letta._shape import find_fault
 from phionyx_letta.envelope import CONTENT_UNKNOWN
 from phionyx_letta.errors import LedgerUnavailable
+from phionyx_letta.keys import Keyring, statements_in
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.audit import SEALED_TWICE, Audit, AuditReport, Progress
-from phionyx_letta.ledger.audit_log import LogAudit, Outside
+from phionyx_letta.ledger.audit_log import EpochAudit, LogAudit, Outside
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.ledger.statements import stored_statements
 from phionyx_letta.signing import Verifier
 from phionyx_letta.verification import BlockHead
 
-__all__ = ["verify_ledger"]
+__all__ = ["snapshot", "verify_ledger"]
 
 DATABASE = "database"
 _BATCH = 500
+
+
+class LiveFeed(Protocol):
+    """What compares the memory that is there with what was recorded of it; see `plugin.live.LiveAudit`."""
+
+    def feed(self, envelope: dict[str, Any], /) -> None:
+        """Take the next envelope of the right shape."""
+        ...
+
+    def finish(self, connection: Connection, audit: Audit, /) -> None:
+        """Say what was found, in the snapshot of the audit."""
+        ...
 
 
 def verify_ledger(
@@ -36,6 +50,7 @@ def verify_ledger(
     verifier: Verifier | None,
     trace_id: str | None = None,
     outside: Outside | None = None,
+    live: LiveFeed | None = None,
     progress: Progress | None = None,
 ) -> AuditReport:
     """Verify everything in a ledger, in sealing order and in one snapshot, or one chain of it.
@@ -45,18 +60,27 @@ def verify_ledger(
         verifier: the trusted key or keys; without one nothing is valid.
         trace_id: only this chain; linkage with other chains' writes is then not measured, nor is the sealing order.
         outside: checkpoints of the log, from outside the database; a whole ledger is compared with them.
+        live: compares what is there now with the newest envelopes; a whole ledger only.
         progress: called every few hundred envelopes with how many were checked.
 
     Raises:
         LedgerUnavailable: the database does not answer.
     """
-    audit = Audit(verifier, block_heads={} if trace_id is None else None)
-    audit.measured(DATABASE)
-    log = LogAudit(audit, outside) if outside is not None and trace_id is None else None
-    with _snapshot(ledger) as connection:
-        last_of_block, unknown = _check_rows(audit, connection, trace_id, log, progress)
+    whole = trace_id is None
+    with snapshot(ledger) as connection:
+        if isinstance(verifier, Keyring):
+            verifier = verifier.extended(statements_in(stored_statements(connection)))
+        audit = Audit(verifier, block_heads={} if whole else None, nonces_elsewhere=whole)
+        audit.measured(DATABASE)
+        log = LogAudit(audit, outside) if outside is not None and whole else None
+        epochs = EpochAudit(audit, verifier) if isinstance(verifier, Keyring) and whole else None
+        last_of_block, unknown = _check_rows(audit, connection, trace_id, log, epochs, live, progress)
+        if epochs is not None:
+            epochs.finish()
         if log is not None:
             log.finish()
+        if live is not None and trace_id is None:
+            live.finish(connection, audit)
         _check_nonces(audit, connection)
         _check_heads(audit, connection, trace_id)
         if audit.block_heads is not None:
@@ -65,8 +89,12 @@ def verify_ledger(
 
 
 @contextmanager
-def _snapshot(ledger: SqlLedger) -> Iterator[Connection]:
-    """One transaction that sees one state, whatever is sealed meanwhile."""
+def snapshot(ledger: SqlLedger) -> Iterator[Connection]:
+    """Open one transaction that sees one state, whatever is sealed meanwhile; rows come a few hundred at a time.
+
+    Raises:
+        LedgerUnavailable: the database does not answer.
+    """
     options: dict[str, Any] = {"stream_results": True, "yield_per": _BATCH}
     if ledger.engine.dialect.name == "postgresql":
         options["isolation_level"] = "REPEATABLE READ"
@@ -82,7 +110,13 @@ def _snapshot(ledger: SqlLedger) -> Iterator[Connection]:
 
 
 def _check_rows(
-    audit: Audit, connection: Connection, trace_id: str | None, log: LogAudit | None, progress: Progress | None
+    audit: Audit,
+    connection: Connection,
+    trace_id: str | None,
+    log: LogAudit | None,
+    epochs: EpochAudit | None,
+    live: LiveFeed | None,
+    progress: Progress | None,
 ) -> tuple[dict[str, int], set[str]]:
     """Feed every envelope; return the sealing place of each block's last one, and the blocks whose content that one left open."""
     columns = tables.envelope.c
@@ -98,9 +132,13 @@ def _check_rows(
         expected_seq = row.seq + 1
         envelope, hashed = _read(audit, row)
         _check_columns(audit, row, envelope)
-        audit.feed(row.trace_id, envelope, hashed=hashed)
+        audit.feed(row.trace_id, envelope, hashed=hashed, place=row.seq if epochs is not None else None)
+        if epochs is not None:
+            epochs.feed(row.body if isinstance(row.body, str) else "")
         if log is not None:
             log.feed(row.body if isinstance(row.body, str) else "")
+        if live is not None and isinstance(envelope, dict) and find_fault(envelope) is None:
+            live.feed(envelope)
         last_of_block[row.block_id] = row.seq
         (unknown.add if _content_unknown(envelope) else unknown.discard)(row.block_id)
         if progress and audit.seen % _BATCH == 0:

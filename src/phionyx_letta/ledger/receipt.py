@@ -15,6 +15,7 @@ from phionyx_letta._shape import find_fault
 from phionyx_letta.checkpoint import open_checkpoint
 from phionyx_letta.envelope import envelope_line
 from phionyx_letta.errors import InvalidMutation, NoteError
+from phionyx_letta.keys import Keyring
 from phionyx_letta.ledger.audit import FAILED, OK, AuditFinding, AuditReport, verify_envelope
 from phionyx_letta.merkle import leaf_hash, verify_inclusion
 from phionyx_letta.signing import TrustedKeys
@@ -76,7 +77,7 @@ def is_receipt(content: object) -> bool:
     return isinstance(content, dict) and content.get("schema") == RECEIPT_SCHEMA
 
 
-def verify_receipt(receipt: Mapping[str, Any], *, verifier: TrustedKeys | None) -> AuditReport:
+def verify_receipt(receipt: Mapping[str, Any], *, verifier: Keyring | TrustedKeys | None) -> AuditReport:
     """Verify a receipt offline: its envelopes, what it says of them, its place in the log. Nothing makes it raise."""
     report = verify_envelope(receipt.get("envelope"), verifier=verifier)
     report = replace(report, dimensions={**report.dimensions, "receipt": OK})
@@ -135,7 +136,7 @@ def _letta(envelope: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_inclusion(
-    report: AuditReport, envelope: Mapping[str, Any], inclusion: object, verifier: TrustedKeys | None
+    report: AuditReport, envelope: Mapping[str, Any], inclusion: object, verifier: Keyring | TrustedKeys | None
 ) -> AuditReport:
     if inclusion is None:
         return report

@@ -8,24 +8,19 @@ in the log it is about: whoever sets the database back once more sets it back to
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
-
-from sqlalchemy import Connection, select
 
 from phionyx_letta._shape import find_fault
 from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.envelope import envelope_hash
-from phionyx_letta.ledger import tables
 
 __all__ = [
     "EVENT",
     "LOG_BLOCK",
     "AcceptedRollback",
     "GivenUp",
-    "accepted_rollbacks",
     "belongs",
     "current_origin",
     "excuses",
@@ -83,7 +78,7 @@ def belongs(origin: str, base: str) -> bool:
     return origin == base or origin.startswith(f"{base}/restored-")
 
 
-def read_accepted(envelope: object, verify: Any) -> AcceptedRollback | None:
+def read_accepted(envelope: object, verify: Callable[[str, str], bool]) -> AcceptedRollback | None:
     """The record in an envelope; None where it holds none, or was not signed by a trusted key.
 
     Args:
@@ -120,14 +115,6 @@ def _said(record: object) -> AcceptedRollback | None:
     return AcceptedRollback(record["base"], record["origin"], given_up)
 
 
-def accepted_rollbacks(connection: Connection, verify: Any) -> list[AcceptedRollback]:
-    """All that the ledger holds, oldest first; one indexed look-up."""
-    envelope = tables.envelope.c
-    rows = connection.execute(select(envelope.body).where(envelope.block_id == LOG_BLOCK).order_by(envelope.seq))
-    found = (read_accepted(_parsed(body), verify) for body in rows.scalars())
-    return [one for one in found if one is not None]
-
-
 def current_origin(base: str, accepted: Iterable[AcceptedRollback]) -> str:
     """The name under which the log goes on: that of the newest acceptance, else the one of the settings."""
     return next((one.origin for one in reversed(list(accepted)) if one.base == base), base)
@@ -136,10 +123,3 @@ def current_origin(base: str, accepted: Iterable[AcceptedRollback]) -> str:
 def excuses(accepted: Iterable[AcceptedRollback], checkpoint: Checkpoint) -> bool:
     """Whether any acceptance gave this checkpoint up."""
     return any(one.excuses(checkpoint) for one in accepted)
-
-
-def _parsed(body: object) -> object:
-    try:
-        return json.loads(body) if isinstance(body, str) else None
-    except (ValueError, RecursionError):
-        return None

@@ -14,11 +14,24 @@ from typing import Any
 
 from sqlalchemy import Connection, exists, select, update
 
+from phionyx_letta.envelope import Signs
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among
+from phionyx_letta.ledger.tree import derived_key
 from phionyx_letta.signing import Signer
 
-__all__ = ["KeptSalt", "Salt", "SaltKey", "destroy_salts", "end_salts", "read_salts", "salt_row", "salts_in_use"]
+__all__ = [
+    "KeptSalt",
+    "Salt",
+    "SaltKey",
+    "destroy_salts",
+    "end_salts",
+    "hand_over_salts",
+    "named_salts",
+    "read_salts",
+    "salt_row",
+    "salts_in_use",
+]
 
 _PURPOSE = "phionyx-letta/salt/v1"
 _SALT_BYTES = 32
@@ -134,6 +147,21 @@ def end_salts(connection: Connection, names: Collection[str]) -> None:
     if names:
         salt = tables.salt
         connection.execute(update(salt).where(among(connection, salt.c.name, names)).values(ended=True))
+
+
+def hand_over_salts(connection: Connection, old: Signs | None, new: Signs) -> None:
+    """Encrypt the salts for another signing key; those that are not the old one's are left."""
+    keys = derived_key(old, _PURPOSE), derived_key(new, _PURPOSE)
+    if keys[0] is None or keys[1] is None or not salts_in_use(connection):
+        return
+    before, after = SaltKey(keys[0]), SaltKey(keys[1])
+    salt = tables.salt
+    kept = select(salt.c.id, salt.c.block_id, salt.c.name, salt.c.wrapped).where(salt.c.wrapped.is_not(None))
+    for row in connection.execute(kept).all():
+        opened = before.opened(row.block_id, row.name, bytes(row.wrapped))
+        if opened is not None:
+            wrapped = after.wrapped(row.block_id, opened)
+            connection.execute(update(salt).where(salt.c.id == row.id).values(wrapped=wrapped))
 
 
 def _bound(block_id: str, name: str) -> bytes:

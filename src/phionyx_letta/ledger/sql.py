@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAl
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from phionyx_letta import __version__
-from phionyx_letta.envelope import GENESIS_HASH, MemoryMutationContext, build_memory_envelope
+from phionyx_letta.envelope import GENESIS_HASH, MemoryMutationContext, Signs, build_memory_envelope
 from phionyx_letta.errors import LedgerUnavailable
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import upsert_rows
@@ -24,7 +24,6 @@ from phionyx_letta.ledger.salts import salts_in_use
 from phionyx_letta.ledger.tree import sql_nodes
 from phionyx_letta.ledger.writer import LedgerWriter
 from phionyx_letta.merkle import consistency_proof
-from phionyx_letta.signing import Signer
 
 #: Of the whole ledger; any 64-bit number does, as long as nobody else in the database uses it ("phionyx" in ASCII).
 LOCK_KEY = int.from_bytes(b"phionyx\0", "big")
@@ -63,6 +62,10 @@ class SqlLedger:
             if self.engine.dialect.name == "postgresql":  # two workers starting at once would race CREATE TABLE
                 connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
             tables.metadata.create_all(connection)
+            if (
+                self.engine.dialect.name == "postgresql"
+            ):  # older ledgers have the table, so create_all leaves its indexes out
+                connection.exec_driver_sql(tables.OUTBOX_BLOCK_INDEX)
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
@@ -124,9 +127,11 @@ class SqlLedger:
         self,
         ctx: MemoryMutationContext,
         *,
-        signer: Signer,
+        signer: Signs,
         package_version: str = __version__,
         memory_audit_parent_ref: str | None = None,
+        timestamp_utc: str | None = None,
+        organization_id: str | None = None,
     ) -> dict[str, Any]:
         """Build the next envelope of ``ctx.trace_id`` and append it, under the lock: concurrent writers never fork."""
         with self.writing() as connection:
@@ -140,6 +145,8 @@ class SqlLedger:
                 signer=signer,
                 memory_audit_parent_ref=memory_audit_parent_ref,
                 position=chain.length,
+                timestamp_utc=timestamp_utc,
+                organization_id=organization_id,
             )
             writer.add(envelope)
             writer.flush()

@@ -19,6 +19,7 @@ from sqlalchemy import (
     Text,
     false,
     func,
+    text,
 )
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -125,6 +126,17 @@ checkpoint = Table(
     Column("at", String, nullable=False, comment="when it was signed, by the sealer's clock"),
 )
 
+key_statement = Table(
+    "phionyx_key_statement",
+    metadata,
+    Column("id", _BigId, primary_key=True, autoincrement=True),
+    Column("kind", String, nullable=False, comment="key-rotation/v1 or key-revocation/v1"),
+    Column("signer", String, nullable=False, comment="public key: of a rotation the old one"),
+    Column("subject", String, nullable=False, comment="public key: of a rotation the new one, else the revoked one"),
+    Column("note", Text, nullable=False, comment="the signed statement, which says all of this; see docs/keys.md"),
+    Column("at", String, nullable=False, comment="when it was recorded, by the clock of who did"),
+)
+
 sink = Table(
     "phionyx_sink",
     metadata,
@@ -143,6 +155,19 @@ outbox = Table(
     Column("created_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
 )
 
+finding = Table(
+    "phionyx_finding",
+    metadata,
+    Column("id", _BigId, Identity(always=True), primary_key=True),
+    Column("at", String, nullable=False, comment="UTC, ISO 8601, by the worker's clock"),
+    Column("info", Text, nullable=False, comment="JSON: a guarded read that did not agree; not authenticated"),
+)
+
+#: The block of an outbox row, from its payload, whose MAC covers it: a column of its own could be changed to hide the row.
+#: No backslash escapes the quote before the name: it is a key of the payload.
+OUTBOX_BLOCK = """substring(payload from '"block_id":"([^"]*)"')"""
+OUTBOX_BLOCK_INDEX = f"create index if not exists phionyx_outbox_block on phionyx_outbox (({OUTBOX_BLOCK}))"
+
 worker = Table(
     "phionyx_worker",
     metadata,
@@ -151,6 +176,33 @@ worker = Table(
     Column("armed", Boolean, nullable=False),
     Column("key_id", String, comment="the key it can seal with; null where it runs no sealer"),
     Column("info", Text, nullable=False, comment="JSON: what `doctor` shows; written by the worker, not authenticated"),
+)
+
+patch = Table(
+    "phionyx_patch",
+    metadata,
+    Column("seq", _BigId, Identity(always=True), primary_key=True, comment="order of the states of all patches"),
+    Column("patch_id", String, nullable=False),
+    Column("newest", Boolean, nullable=False, comment="whether this is the patch's state now"),
+    Column("status", String, nullable=False),
+    Column("created_at", String, nullable=False),
+    Column("file_path", String, nullable=False),
+    Column("category", String, nullable=False),
+    Column("session_id", String),
+    Column("author", String, nullable=False),
+    Column("rationale", Text, nullable=False),
+    Column("body", Text, nullable=False, comment="the patch in this state, JSON; every other column repeats it"),
+    Index("phionyx_patch_states", "patch_id", "seq"),
+    Index(
+        "phionyx_patch_newest", "patch_id", unique=True, postgresql_where=text("newest"), sqlite_where=text("newest")
+    ),
+)
+
+occurrence = Table(
+    "phionyx_occurrence",
+    metadata,
+    Column("fact_key", String, primary_key=True),
+    Column("body", Text, nullable=False, comment="JSON: sessions, evidence, what the fact says, its newest patch"),
 )
 
 

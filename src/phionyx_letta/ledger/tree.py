@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, or_, select
 
 from phionyx_letta.checkpoint import Checkpoint, issue_checkpoint
-from phionyx_letta.envelope import canonical_json
+from phionyx_letta.envelope import Signs, canonical_json
 from phionyx_letta.errors import ProofError, SigningKeyError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import insert_rows, upsert_rows
@@ -25,7 +25,7 @@ from phionyx_letta.ledger.log.nodes import TiledNodes, grow
 from phionyx_letta.merkle import Frontier, Node, leaf_hash
 from phionyx_letta.signing import Signer
 
-__all__ = ["LogWriter", "default_origin", "sql_nodes", "stored_checkpoint", "stored_size"]
+__all__ = ["LogWriter", "default_origin", "derived_key", "sql_nodes", "stored_checkpoint", "stored_size"]
 
 _PURPOSE = "phionyx-letta/log/v1"
 _ROWS = 1000
@@ -36,7 +36,7 @@ _log = logging.getLogger("phionyx_letta")
 class LogWriter:
     """The tree's end, in a transaction that holds the ledger's lock."""
 
-    def __init__(self, connection: Connection, signer: Signer | None, size: int) -> None:
+    def __init__(self, connection: Connection, signer: Signs | None, size: int) -> None:
         """Take the tree up where the last batch left it.
 
         Args:
@@ -45,8 +45,8 @@ class LogWriter:
             size: how many envelopes the ledger has; a frontier of another size is built anew from them.
         """
         self._connection = connection
-        self._key = _derived(signer)
-        self._key_id = signer.key_id if signer is not None else None
+        self._key = derived_key(signer, _PURPOSE)
+        self._key_id = getattr(signer, "key_id", None)
         self._frontier = self._stored(size) or self._rebuilt(size)
 
     @property
@@ -69,6 +69,15 @@ class LogWriter:
             "key_id": self._key_id,
         }
         upsert_rows(self._connection, tables.log, "id", [{**row, "mac": self._mac(row)}])
+
+    def root(self) -> bytes:
+        """Return the root of the tree as it stands."""
+        return self._frontier.root()
+
+    def hand_over(self, signer: Signs) -> None:
+        """Store the frontier, authenticated for another key."""
+        self._key, self._key_id = derived_key(signer, _PURPOSE), getattr(signer, "key_id", None)
+        self.flush()
 
     def issue(self, signer: Signer, origin: str) -> tuple[Checkpoint, str]:
         """Sign a checkpoint of the tree as it stands and store it as the newest of ``origin``.
@@ -159,8 +168,10 @@ def default_origin(key_id: str) -> str:
     return "phionyx-letta/" + (re.sub(r"[^A-Za-z0-9._:-]", "-", key_id) or "log")
 
 
-def _derived(signer: Signer | None) -> bytes | None:
+def derived_key(signer: Signs | None, purpose: str) -> bytes | None:
+    """What authenticates rows of the ledger that are no envelopes; None where the signer has no key to derive it from."""
+    derive = getattr(signer, "derive_key", None)
     try:
-        return signer.derive_key(_PURPOSE) if signer is not None else None
+        return derive(purpose) if derive is not None else None
     except SigningKeyError:  # unsigned
         return None

@@ -15,12 +15,13 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from phionyx_letta._canonical import JSON_ERRORS
-from phionyx_letta.envelope import CONTENT_UNKNOWN, GENESIS_HASH, DraftEnvelope, canonical_json, envelope_line
-from phionyx_letta.errors import InvalidMutation, SigningKeyError, StaleHeadError
+from phionyx_letta.envelope import CONTENT_UNKNOWN, GENESIS_HASH, DraftEnvelope, Signs, canonical_json, envelope_line
+from phionyx_letta.errors import InvalidMutation, StaleHeadError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, insert_rows, upsert_rows
-from phionyx_letta.ledger.tree import LogWriter
-from phionyx_letta.signing import Signer
+from phionyx_letta.ledger.salts import hand_over_salts
+from phionyx_letta.ledger.tree import LogWriter, derived_key
+from phionyx_letta.signing import sign_all
 
 _STATE_PURPOSE = "phionyx-letta/block-state/v1"
 
@@ -51,7 +52,7 @@ class BlockState:
 class LedgerWriter:
     """Collects envelopes and writes them, with the heads they lead to, in a handful of statements."""
 
-    def __init__(self, connection: Connection, signer: Signer | None = None) -> None:
+    def __init__(self, connection: Connection, signer: Signs | None = None) -> None:
         """Read where the ledger ends.
 
         Args:
@@ -249,8 +250,11 @@ class LedgerWriter:
         """
         if not self._rows:
             return 0
-        for row, draft in self._drafts:  # in a burst: in turn with JSON each finds the processor's cache cold
-            row["body"] = draft.line(self._signer.sign(draft.current))  # type: ignore[union-attr]
+        if self._drafts:  # in a burst: in turn with JSON each finds the processor's cache cold
+            assert self._signer is not None
+            signatures = sign_all(self._signer, [draft.current for _, draft in self._drafts])
+            for (row, draft), signature in zip(self._drafts, signatures, strict=True):
+                row["body"] = draft.line(signature)
         for row, leaf in zip(self._rows, self.log.append([row["body"] for row in self._rows]), strict=True):
             row["leaf"] = leaf
         insert_rows(self._connection, tables.envelope, self._rows)
@@ -277,6 +281,19 @@ class LedgerWriter:
         self._changed_blocks.clear()
         return written
 
+    def hand_over(self, signer: Signs) -> None:
+        """Authenticate the states of blocks and the end of the log, and encrypt the salts, for another key; what is not this key's
+        is left."""
+        key = _state_key(signer)
+        rows = []
+        for row in self._connection.execute(select(tables.block)).all():
+            if _authentic(self._state_key, row):
+                values = {name: value for name, value in row._mapping.items() if name != "mac"}
+                rows.append({**values, "mac": _mac_of(key, values)})
+        upsert_rows(self._connection, tables.block, "block_id", rows)
+        hand_over_salts(self._connection, self._signer, signer)
+        self.log.hand_over(signer)
+
     def _block_row(self, block_id: str) -> dict[str, Any]:
         state = self._blocks[block_id]
         assert state is not None
@@ -291,11 +308,11 @@ class LedgerWriter:
             "salt": state.salt,
             "forgotten": state.forgotten,
         }
-        return {**row, "mac": _state_mac(self._state_key, row)}
+        return {**row, "mac": _mac_of(self._state_key, row)}
 
 
 def read_block_states(
-    connection: Connection, signer: Signer, block_ids: Iterable[str] | None = None
+    connection: Connection, signer: Signs, block_ids: Iterable[str] | None = None
 ) -> dict[str, BlockState]:
     """What the ledger last recorded of these blocks, or of all; of a row that is not this key's only that there is one."""
     query = select(tables.block)
@@ -305,21 +322,19 @@ def read_block_states(
     return {row.block_id: _state(key, row) for row in connection.execute(query)}
 
 
-def _state_mac(key: bytes | None, row: Mapping[str, Any]) -> str | None:
-    if key is None:
-        return None
-    return hmac.digest(key, canonical_json(row).encode("ascii"), "sha256").hex()
+def _authentic(key: bytes | None, row: Any) -> bool:
+    """Whether this key wrote the row."""
+    values = dict(row._mapping)
+    mac = values.pop("mac")
+    try:
+        return isinstance(mac, str) and mac.isascii() and hmac.compare_digest(_mac_of(key, values) or "", mac)
+    except JSON_ERRORS:  # a column holds something else than what was put there
+        return False
 
 
 def _state(key: bytes | None, row: Any) -> BlockState:
     """What a row says, if this key wrote it; else nothing but its place is known."""
-    values = dict(row._mapping)
-    mac = values.pop("mac")
-    try:
-        good = isinstance(mac, str) and mac.isascii() and hmac.compare_digest(_state_mac(key, values) or "", mac)
-    except JSON_ERRORS:  # a column holds something else than what was put there
-        good = False
-    if good:
+    if _authentic(key, row):
         agents = json.loads(row.agents)
         return BlockState(
             row.after_hash, row.after_size, row.chars, row.label, agents, row.seq, row.salt, row.forgotten
@@ -333,8 +348,9 @@ def _state(key: bytes | None, row: Any) -> BlockState:
     return BlockState(None, 0, 0, "", None, -1)
 
 
-def _state_key(signer: Signer | None) -> bytes | None:
-    try:
-        return signer.derive_key(_STATE_PURPOSE) if signer is not None else None
-    except SigningKeyError:  # unsigned
-        return None
+def _mac_of(key: bytes | None, row: Mapping[str, Any]) -> str | None:
+    return None if key is None else hmac.digest(key, canonical_json(row).encode("ascii"), "sha256").hex()
+
+
+def _state_key(signer: Signs | None) -> bytes | None:
+    return derived_key(signer, _STATE_PURPOSE)

@@ -104,7 +104,8 @@ def _attempt(action: Callable[[ModuleType], None], module: ModuleType) -> None:
     try:
         action(module)
     except Exception as error:
-        if os.environ.get("PHIONYX_LETTA_ON_ERROR", "").strip().lower() == "closed":
+        settings = {name: os.environ.get(f"PHIONYX_LETTA_{name}", "").strip().lower() for name in ("ON_ERROR", "GUARD")}
+        if settings["ON_ERROR"] == "closed" or settings["GUARD"] == "reject":
             raise
         logging.getLogger("phionyx_letta").error("phionyx-letta records nothing in this process: %s", error)
 

@@ -20,7 +20,7 @@ from phionyx_letta.diff import MemoryDiff, compute_memory_diff, content_hash
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.salts import Salt, SaltKey, read_salts, salt_row, salts_in_use
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.plugin.mutation import RECORDED, BlockColumns, Commitment, operator_change, state_details
+from phionyx_letta.plugin.mutation import GONE, RECORDED, BlockColumns, Commitment, operator_change, state_details
 from phionyx_letta.plugin.outbox import open_payload
 from phionyx_letta.plugin.reconcile import (
     CREATED,
@@ -173,6 +173,10 @@ def _adoption(
     commitment = _commitment(connection, key, difference.block_id, recorded)
     diff = _diff(found, commitment, keep_text)
     details = state_details(after, diff.after_hash, commitment)
+    if after is None:
+        details["state"] = GONE
+    elif commitment.salt is None and live is not None and ("checkpoints" in difference.columns or recorded is None):
+        details["history"] = live.history
     details |= {"found": difference.what, "changed": list(difference.columns)}
     if diff.counts_method != "lcs":
         details["counts_method"] = diff.counts_method
@@ -288,6 +292,8 @@ def _last_recorded(found: _Found) -> BlockColumns | str:
         return "its row is gone; create it in Letta again, or adopt the deletion"
     if not difference.columns:
         return "its value and its label are not known to differ; only --adopt can record what is there"
+    if "checkpoints" in difference.columns:
+        return "Letta's checkpoints of it differ, and only their hash was kept: only --adopt can record them"
     if "other" in difference.columns:
         return "its description, limit or read-only differ, and only their hash was kept: set them in Letta, or adopt"
     value = found.before if "value" in difference.columns else live.columns.value

@@ -14,8 +14,16 @@ from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.salts import Salt, SaltKey, salt_row, salts_in_use
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin.attribution import Attribution
-from phionyx_letta.plugin.mutation import RECORDED, BlockColumns, Commitment, block_change
+from phionyx_letta.plugin.mutation import (
+    RECORDED,
+    BlockColumns,
+    Commitment,
+    block_change,
+    prompt_change,
+    prompt_digest,
+)
 from phionyx_letta.plugin.outbox import OutboxKey
+from phionyx_letta.plugin.stored import stored_history
 
 PRODUCER = "phionyx-letta.baseline"
 _COLUMNS = ", ".join(f'b."{name}"' for name in RECORDED)
@@ -31,6 +39,17 @@ _WAITING = text(
     """select substring(payload from '"block_id":"([^"]*)"') from phionyx_outbox
     where refused is null and payload not like :attachment"""
 ).bindparams(attachment='%"diff":null%')
+_HISTORIES = text("select distinct block_id from block_history where block_id = any(:ids)")
+# only what stands at the head of an agent's or a conversation's context
+_PROMPTS = text(
+    f"""select m.id, m.agent_id, m.organization_id, m.content, m.text from messages m
+    where m.role = 'system' and m.id in (
+        select message_ids ->> 0 from agents where json_typeof(message_ids) = 'array'
+        union all select message_id from conversation_messages where in_context and position = 0)
+    and not exists (select 1 from phionyx_block p where p.block_id = m.id)
+    and not exists (select 1 from phionyx_outbox where {tables.OUTBOX_BLOCK} = m.id)
+    order by m.id limit :limit for update of m skip locked"""
+)
 _AGENTS = text("select block_id, agent_id from blocks_agents where block_id = any(:ids)")
 
 
@@ -47,6 +66,7 @@ def record_baseline(
     salts: SaltKey | None = None,
     salted: bool = False,
     limit: int = 200,
+    prompts: bool = False,
 ) -> int:
     """Record one batch.
 
@@ -57,6 +77,7 @@ def record_baseline(
         salts: encrypts the salts of a salted ledger.
         salted: make it one. A ledger that has salts stays salted.
         limit: most blocks in one transaction.
+        prompts: also the system messages that guarded reads ask for.
 
     Returns:
         How many blocks are still without a record; 0 when the baseline is complete.
@@ -73,9 +94,20 @@ def record_baseline(
             if salts is not None and (salted or salts_in_use(connection)):
                 made = {row.id: salts.new() for row in fresh}
                 connection.execute(insert(tables.salt), [salt_row(salts, row.id, made[row.id]) for row in fresh])
-            sealed = [key.seal(_mutation(row, attached, worker_id, made.get(row.id))) for row in fresh]
-            connection.execute(insert(tables.outbox), [{"payload": payload, "mac": mac} for payload, mac in sealed])
-        return 0 if not rows and not unrecorded_blocks(connection) else max(1, len(rows))
+            kept = set() if made else set(connection.execute(_HISTORIES, {"ids": [row.id for row in fresh]}).scalars())
+            histories = {block_id: stored_history(connection, block_id) for block_id in kept}
+            _record(
+                connection, key, [_mutation(row, attached, histories, worker_id, made.get(row.id)) for row in fresh]
+            )
+        messages = connection.execute(_PROMPTS, {"limit": limit}).all() if prompts else ()
+        _record(connection, key, [_prompt(row, worker_id) for row in messages])
+        return 0 if not (rows or messages or unrecorded_blocks(connection)) else max(1, len(rows), len(messages))
+
+
+def _record(connection: Connection, key: OutboxKey, mutations: list[dict[str, Any]]) -> None:
+    if mutations:
+        sealed = [key.seal(mutation) for mutation in mutations]
+        connection.execute(insert(tables.outbox), [{"payload": payload, "mac": mac} for payload, mac in sealed])
 
 
 def _waiting(connection: Connection) -> set[str]:
@@ -83,7 +115,7 @@ def _waiting(connection: Connection) -> set[str]:
     return set(connection.execute(_WAITING).scalars())
 
 
-def _mutation(row: Any, attached: Any, worker_id: str, salt: Salt | None) -> dict[str, Any]:
+def _mutation(row: Any, attached: Any, histories: dict[str, str], worker_id: str, salt: Salt | None) -> dict[str, Any]:
     columns = BlockColumns(*row[2:])
     mutation = block_change(
         row.id,
@@ -95,5 +127,19 @@ def _mutation(row: Any, attached: Any, worker_id: str, salt: Salt | None) -> dic
         commitment=Commitment(salt),
     )
     assert mutation is not None
+    if row.id in histories:
+        mutation["letta"]["history"] = histories[row.id]
     agents = [pair.agent_id for pair in attached if pair.block_id == row.id]
     return {**mutation, "producer": PRODUCER, "agents": agents, "worker": worker_id}
+
+
+def _prompt(row: Any, worker_id: str) -> dict[str, Any]:
+    mutation = prompt_change(
+        row.id,
+        prompt_digest(row.content, row.text),
+        row.agent_id,
+        Attribution(),
+        organization_id=row.organization_id,
+        event="baseline",
+    )
+    return {**mutation, "producer": PRODUCER, "worker": worker_id, "agents": [row.agent_id] if row.agent_id else []}

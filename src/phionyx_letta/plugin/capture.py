@@ -7,6 +7,7 @@ but has no before and after: it is a gap in ``open`` mode and refused in ``close
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ from sqlalchemy.orm import ORMExecuteState, PassiveFlag, Session, UOWTransaction
 from sqlalchemy.orm.attributes import get_history
 from sqlalchemy.util import await_only
 
-from phionyx_letta.errors import EvidenceRefused
+from phionyx_letta.errors import EvidenceRefused, StoreError
 from phionyx_letta.plugin import attribution
-from phionyx_letta.plugin.mutation import BARE, RECORDED, BlockColumns, attachment_change, block_change
+from phionyx_letta.plugin.guard import DIRTY, OWN, PROMPTS
+from phionyx_letta.plugin.mutation import BARE, COMPILE, RECORDED, BlockColumns, attachment_change, block_change
 from phionyx_letta.plugin.outbox import ROLLBACK_SQL, STALE_SALT, SaltUse, capture_sql
 from phionyx_letta.plugin.salting import SaltingCapture
 from phionyx_letta.plugin.statements import blind_write, matching_rows, pivot_result
+from phionyx_letta.plugin.stored import compiled_prompts, stored_checkpoints
 
 if TYPE_CHECKING:
     from phionyx_letta.plugin.runtime import Runtime
@@ -54,6 +57,8 @@ class Capture:
         """Take the models from the imported module ``letta.orm``."""
         self._runtime = runtime
         self._block, self._pivot, self._agent = orm.Block, orm.BlocksAgents, orm.Agent
+        self._message, self._history = orm.Message, orm.BlockHistory
+        self._guarded = runtime.settings.guard != "off"
         table, pivot = orm.Block.__table__.c, orm.BlocksAgents.__table__.c
         self._columns = [table.id, table.organization_id, *(table[name] for name in RECORDED)]
         self._pivot_columns = [pivot.agent_id, pivot.block_id, pivot.block_label]
@@ -111,7 +116,9 @@ class Capture:
         agents = [item for item in (*new, *dirty) if isinstance(item, self._agent)]
         detached = session.info.pop(_DETACHED, ())
         before = session.info.pop(_BEFORE, {})
-        if not created and not changed and not gone and not pivots and not agents and not detached:
+        checkpoints = [item for item in (*new, *dirty, *deleted) if isinstance(item, self._history)]
+        prompts = self._guarded and any(isinstance(item, self._message) for item in (*new, *dirty))
+        if not (created or changed or gone or pivots or agents or detached or checkpoints or prompts):
             return
         named = [block.id for block in (*created, *changed, *gone)]
         with self._runtime.guarded("describing a write", named):
@@ -120,6 +127,12 @@ class Capture:
             found += self._attached(agents, pivots)
             found += [self._attachment("detach", *row) for row in detached]
             found += [self._deleted(block, before) for block in gone]
+            salted = self._runtime.salting is not None  # digests of checkpoints and prompts are bare
+            if checkpoints and not salted:
+                found += stored_checkpoints(session.connection(), checkpoints, attribution.current())
+            if prompts and not salted:
+                added, updated = ([one for one in some if isinstance(one, self._message)] for some in (new, dirty))
+                found += compiled_prompts(added, updated, attribution.current())
             self._record(session, found)
 
     def _after_rollback(self, session: Session, _previous: Any) -> None:
@@ -308,22 +321,21 @@ class Capture:
         if self._runtime.key is None:
             self._runtime.gap(self._runtime.key_error or "no signing key", named)
             return
-        connection = session.connection()
-        if self._store(connection, found, named, last=False):
+        if self._store(session, found, named, last=False):
             return
         assert self._runtime.salting is not None  # a salt was destroyed or ended meanwhile
         self._runtime.salting.forget(named)
-        self._store(connection, found, named, last=True)
+        self._store(session, found, named, last=True)
 
-    def _store(
-        self, connection: Connection, found: Sequence[Change | Mutation], named: list[str], *, last: bool
-    ) -> bool:
+    def _store(self, session: Session, found: Sequence[Change | Mutation], named: list[str], *, last: bool) -> bool:
         """Put the rows into the outbox; False if a salt they were made with is not good any more, unless this is the ``last`` try."""
         assert self._runtime.key is not None
+        connection = session.connection()
         salts = self._salts_of(connection, found)
-        worker = self._runtime.worker_id
+        worker, key = self._runtime.worker_id, self._runtime.key.outbox
         mutations = [self._mutation(one, salts) if isinstance(one, Change) else one for one in found]
-        rows = [self._runtime.key.outbox.seal({**mutation, "worker": worker}) for mutation in mutations]
+        nonces = [secrets.token_hex(16) for _ in mutations]
+        rows = [key.seal({**one, "worker": worker}, nonce) for one, nonce in zip(mutations, nonces, strict=True)]
         use = salts.use() if salts is not None else None
         try:
             self._insert(connection, rows, use)
@@ -338,16 +350,29 @@ class Capture:
             self._runtime.captured(len(rows))
             if salts is not None:
                 salts.done()
+            if self._guarded:
+                self._note(session, mutations, nonces)
         return True
+
+    @staticmethod
+    def _note(session: Session, mutations: list[Mutation], nonces: list[str]) -> None:
+        """For guarded reads: what this transaction wrote itself."""
+        session.info[DIRTY] = True
+        ids = [one["block_id"] for one in mutations]
+        session.info.setdefault(OWN, []).extend(zip(ids, nonces, strict=True))
+        compiled = [(one["block_id"], one["letta"]["state"]) for one in mutations if one["event"] == COMPILE]
+        session.info.setdefault(PROMPTS, []).extend(compiled)
 
     def _insert(self, connection: Connection, rows: list[tuple[str, str]], use: SaltUse | None) -> None:
         try:
-            _run_simple(connection, capture_sql(rows, salts=use))
+            kept = _run_simple(connection, capture_sql(rows, salts=use))
         except Exception as error:
             if getattr(error, "sqlstate", None) != _LOCKED:
                 raise
             _run_simple(connection, ROLLBACK_SQL)
-            _run_simple(connection, capture_sql(rows, self._runtime.settings.lock_timeout_ms, use))
+            kept = _run_simple(connection, capture_sql(rows, self._runtime.settings.lock_timeout_ms, use))
+        if kept != len(rows):
+            raise StoreError(f"the outbox kept {kept} of {len(rows)} rows", "look for a trigger on phionyx_outbox")
 
     def _salts_of(self, connection: Connection, found: Sequence[Change | Mutation]) -> SaltingCapture | None:
         """The salts of these changes, in a salted ledger; attach and detach need none, the sealer repeats the hash there is."""
@@ -389,14 +414,17 @@ def _columns(row: Any) -> BlockColumns:
     return BlockColumns(*row[2:])
 
 
-def _run_simple(connection: Connection, sql: str) -> None:
-    """Send one multi-statement query on the connection of Letta's transaction, past SQLAlchemy's own events."""
+def _run_simple(connection: Connection, statements: Sequence[str]) -> int:
+    """Send statements on the connection of Letta's transaction, past SQLAlchemy's own events; the rows the last one touched."""
     driver: Any = connection.connection.driver_connection
     if type(driver).__module__.startswith("asyncpg"):
-        await_only(driver.execute(sql))  # without arguments asyncpg uses the simple protocol: one round trip
-        return
+        # without arguments asyncpg uses the simple protocol: one round trip, and the answer is the last statement's
+        status = str(await_only(driver.execute(";".join(statements))))
+        return int(status.rpartition(" ")[2]) if status.startswith("INSERT") else 0
     cursor = connection.connection.cursor()
     try:
-        cursor.execute(sql)
+        for statement in statements:
+            cursor.execute(statement)
+        return int(cursor.rowcount)
     finally:
         cursor.close()

@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from phionyx_letta.errors import EvidenceRefused, InvalidMutation
+from phionyx_letta.errors import EvidenceRefused, InvalidMutation, ReadRefused
 from phionyx_letta.plugin import attribution
 
 PARENT_HEADER = "X-Phionyx-Parent-Envelope"
@@ -90,6 +90,13 @@ async def refused_response(_request: Any, error: EvidenceRefused) -> Any:
     return JSONResponse({"detail": str(error)}, status_code=503)
 
 
+async def unserved_response(_request: Any, error: ReadRefused) -> Any:
+    """Answer of the REST API when a guarded read was refused: 409, with what was recorded, what was found and the remedy."""
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"detail": str(error)}, status_code=409)
+
+
 def watch(app: Any) -> None:
     """Put the middleware outermost in a Starlette application, started or not."""
     from starlette.middleware import Middleware
@@ -97,6 +104,7 @@ def watch(app: Any) -> None:
     app.user_middleware.insert(0, Middleware(AttributionMiddleware))
     app.middleware_stack = None  # rebuilt at the next request
     app.add_exception_handler(EvidenceRefused, refused_response)
+    app.add_exception_handler(ReadRefused, unserved_response)
 
 
 def unwatch(app: Any) -> None:
@@ -104,3 +112,4 @@ def unwatch(app: Any) -> None:
     app.user_middleware[:] = [item for item in app.user_middleware if item.cls is not AttributionMiddleware]
     app.middleware_stack = None
     app.exception_handlers.pop(EvidenceRefused, None)
+    app.exception_handlers.pop(ReadRefused, None)

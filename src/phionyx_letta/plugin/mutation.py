@@ -21,6 +21,10 @@ from phionyx_letta.plugin.attribution import Attribution
 RECORDED = ("value", "label", "description", "limit", "read_only")
 #: Version of that list, and of the state digest over it.
 STATE_VERSION = "1"
+#: The event of a system message that was compiled and stored.
+COMPILE = "compile"
+#: In place of a state digest: the row was deleted.
+GONE = "deleted"
 _SLEEPTIME = {"sleeptime_agent", "voice_sleeptime_agent"}
 _FORGETTING = {"clear", "delete", "forget"}
 
@@ -156,6 +160,60 @@ def _diff(
     if commitment.before is not None:
         return replace(diff, before_hash=content_hash(old, salt=commitment.before.value))
     return diff
+
+
+def prompt_digest(content: Any, text: str | None = None) -> str:
+    """Hash of a system message's content, as Letta's model or the database has it.
+
+    Args:
+        content: the parts, each a dict or one of Letta's models.
+        text: the column that older messages have instead; it counts only where there are no parts, as in Letta.
+    """
+    parts = content or ([{"type": "text", "text": text}] if text else [])
+    plain = [part if isinstance(part, dict) else part.model_dump(mode="json") for part in parts]
+    given = [{name: value for name, value in part.items() if value is not None} for part in plain]
+    # Letta takes NUL out of what it stores
+    encoded = canonical_json({"v": STATE_VERSION, "content": given}).replace("\\u0000", "")
+    return "sha256:" + hashlib.sha256(encoded.encode("ascii")).hexdigest()
+
+
+def prompt_change(
+    message_id: str,
+    digest: str,
+    agent_id: str | None,
+    who: Attribution,
+    *,
+    organization_id: str | None,
+    event: str = COMPILE,
+) -> dict[str, Any]:
+    """The fields of the mutation that stores a compiled system message: its digest, never its text.
+
+    It says nothing of what was there before: Letta's messages have no version, so of two that compile at once the later
+    overwrites what it never saw.
+
+    Args:
+        message_id: Letta's id of the message; it stands in the place of the block's.
+        digest: see ``prompt_digest``.
+        agent_id: whose prompt it is.
+        who: attribution at the moment of the write.
+        organization_id: of the message.
+        event: ``compile``, or ``baseline``.
+    """
+    details = {"event": event, "state": digest, "state_version": STATE_VERSION}
+    mutation = _mutation(message_id, "system", "write", event, who, organization_id, details)
+    mutation["agent_id"] = mutation["letta"]["agent_id"] = agent_id
+    mutation["diff"] = None
+    return mutation
+
+
+def history_change(
+    block_id: str, label: str, digest: str, who: Attribution, *, organization_id: str | None
+) -> dict[str, Any]:
+    """The fields of the mutation that changes a block's checkpoints and not the block; the sealer fills in the content hashes."""
+    event = who.operation if who.operation in ("undo", "redo") else "checkpoint"
+    mutation = _mutation(block_id, label, "write", event, who, organization_id, {"event": event, "history": digest})
+    mutation["diff"] = None
+    return mutation
 
 
 def attachment_change(

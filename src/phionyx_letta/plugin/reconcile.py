@@ -20,10 +20,12 @@ from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.rollback import LOG_BLOCK
 from phionyx_letta.ledger.salts import Salt, SaltKey, named_salts
 from phionyx_letta.ledger.writer import BlockState, read_block_states
+from phionyx_letta.plugin.evidence import NO_HISTORY
 from phionyx_letta.plugin.mutation import RECORDED, BlockColumns
 from phionyx_letta.plugin.outbox import authentic, open_payload
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.plugin.sealer import agents_after
+from phionyx_letta.plugin.stored import stored_history
 from phionyx_letta.signing import Verifier
 
 __all__ = [
@@ -47,8 +49,14 @@ __all__ = [
 CREATED, DELETED, CHANGED, ATTACHMENTS = "created", "deleted", "changed", "attachments"
 LOST_SALT, DAMAGED, FORGOTTEN = "salt lost", "record damaged", "forgotten"
 _COLUMNS = ", ".join(f'b."{name}"' for name in RECORDED)
+# only envelopes about a block's content name the version of its state, and of those the ones of system messages are not wanted
 _NEWEST = """select distinct on (block_id) block_id, body from phionyx_envelope
-    where event is not null and event not in ('attach', 'detach') {} order by block_id, seq desc"""
+    where event is not null and block_id not like 'message-%' and position('"state_version":' in body) > 0 {}
+    order by block_id, seq desc"""
+
+
+_NEWEST_HISTORY = """select distinct on (block_id) block_id, body from phionyx_envelope
+    where event is not null and position('"history":"' in body) > 0 {} order by block_id, seq desc"""
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,8 @@ class Recorded:
     """Who has the block; None if that is not known."""
     forgotten: bool = False
     """Its salt was destroyed: its content can be compared with nothing."""
+    history: str | None = None
+    """Digest over Letta's checkpoints of it; None if none was ever recorded, as in a salted ledger."""
     damaged: str | None = None
     """Why the record is not believed."""
 
@@ -85,6 +95,7 @@ class LiveBlock:
     columns: BlockColumns
     organization_id: str | None
     agents: tuple[str, ...]
+    history: str = NO_HISTORY
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,8 @@ class Difference:
     label: str
     what: str
     columns: tuple[str, ...]
-    """Which recorded columns differ; `other` stands for description, limit or read-only, of which one hash was kept."""
+    """Which recorded columns differ; `other` stands for description, limit or read-only, of which one hash was kept,
+    `checkpoints` for Letta's history of the block."""
     recorded: Recorded | None
     found_hash: str | None
     """Of the value, made as the recorded one was; None where there is no row or no salt."""
@@ -176,6 +188,8 @@ def compare(
         return difference(FORGOTTEN) if live.agents else None
     found = content_hash(columns.value, salt=salt.value if salt else None)
     names = _differing(recorded, columns, found, salt)
+    if _other_checkpoints(recorded, live):
+        names += ("checkpoints",)
     if names:
         return difference(CHANGED, names, found)
     if recorded.agents is not None and set(recorded.agents) != set(live.agents):
@@ -197,6 +211,10 @@ def _differing(recorded: Recorded, columns: BlockColumns, found: str, salt: Salt
     return tuple(names)
 
 
+def _other_checkpoints(recorded: Recorded, live: LiveBlock) -> bool:
+    return recorded.salt is None and (recorded.history or NO_HISTORY) != live.history
+
+
 def read_live(
     connection: Connection, block_ids: Collection[str] | None = None, *, lock: bool = False
 ) -> dict[str, LiveBlock]:
@@ -212,7 +230,22 @@ def read_live(
         text(f"select block_id, agent_id from blocks_agents {of_blocks}"), values
     ):
         agents.setdefault(block_id, []).append(agent_id)
-    return {row[0]: LiveBlock(BlockColumns(*row[2:]), row[1], tuple(sorted(agents.get(row[0], ())))) for row in rows}
+    histories = _live_histories(connection, [row[0] for row in rows])
+    return {
+        row[0]: LiveBlock(
+            BlockColumns(*row[2:]), row[1], tuple(sorted(agents.get(row[0], ()))), histories.get(row[0], NO_HISTORY)
+        )
+        for row in rows
+    }
+
+
+def _live_histories(connection: Connection, block_ids: Collection[str]) -> dict[str, str]:
+    """Digests of Letta's checkpoints, of the blocks that have some."""
+    if connection.execute(text("select to_regclass('block_history')")).scalar() is None:
+        return {}
+    having = text("select distinct block_id from block_history where block_id = any(:ids)")
+    found = connection.execute(having, {"ids": list(block_ids)}).scalars().all()
+    return {block_id: stored_history(connection, block_id) for block_id in found}
 
 
 def read_recorded(
@@ -221,6 +254,9 @@ def read_recorded(
     """What is sealed of each block, and what waits."""
     states = read_block_states(connection, key.signer, block_ids)
     out = {one.block_id: one for one in _sealed(connection, key, verifier, states, block_ids)}
+    for block_id, history in _sealed_histories(connection, key, verifier, block_ids):
+        if block_id in out:
+            out[block_id] = replace(out[block_id], history=history)
     _add_waiting(connection, key, out, states, block_ids)
     return out
 
@@ -256,6 +292,18 @@ def _sealed(
         else:
             agents = None if state.agents is None else tuple(state.agents)
             yield replace(one, agents=agents, forgotten=state.forgotten)
+
+
+def _sealed_histories(
+    connection: Connection, key: PluginKey, verifier: Verifier | None, block_ids: Collection[str] | None
+) -> Iterator[tuple[str, str]]:
+    """The newest recorded digest of each block's checkpoints."""
+    query = text(_NEWEST_HISTORY.format("" if block_ids is None else "and block_id = any(:ids)"))
+    for block_id, body in connection.execute(query, {} if block_ids is None else {"ids": list(block_ids)}):
+        envelope = _trusted(body, key, verifier)
+        history = envelope["subject"]["metadata"]["letta"].get("history") if envelope is not None else None
+        if isinstance(history, str):
+            yield block_id, history
 
 
 def _of_envelope(envelope: dict[str, Any]) -> Recorded:
@@ -295,7 +343,7 @@ def _trusted(body: str, key: PluginKey, verifier: Verifier | None) -> dict[str, 
     except (ValueError, TypeError, RecursionError):
         return None
     current, signature = integrity["current"], integrity["signature"]
-    good = key.signer.sign(current) == signature or (verifier is not None and verifier.verify(current, signature))
+    good = key.made(current, signature) or (verifier is not None and verifier.verify(current, signature))
     return envelope if good and isinstance(envelope["subject"]["metadata"].get("letta"), dict) else None
 
 
@@ -316,11 +364,13 @@ def _add_waiting(
         if fields["key_id"] != key.outbox.key_id or not authentic(key.outbox, payload, mac):
             continue  # another host's, which counts once it is sealed; or forged
         block_id = fields["block_id"]
-        agents = _agents_after(fields, out.get(block_id), states.get(block_id))
+        known = out.get(block_id)
+        agents = _agents_after(fields, known, states.get(block_id))
+        history = fields["letta"].get("history", known.history if known is not None else None)
         if fields["diff"] is not None:
             out[block_id] = _record(fields, None)
         if block_id in out:
-            out[block_id] = replace(out[block_id], agents=agents)
+            out[block_id] = replace(out[block_id], agents=agents, history=history)
         elif block_id in states:
             states[block_id].agents = agents
 

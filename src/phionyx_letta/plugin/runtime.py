@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,12 @@ from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.salting import Salting
 from phionyx_letta.settings import Settings
-from phionyx_letta.signing import Signer, UnsignedSigner, generate_key, get_signer
+from phionyx_letta.signing import Ed25519Verifier, Signer, UnsignedSigner, generate_key, get_signer, load_verifier
 
 logger = logging.getLogger("phionyx_letta")
+
+#: The same finding is logged and kept again after so long, s.
+_TELL_AGAIN = 60.0
 
 
 @dataclass(frozen=True)
@@ -37,18 +41,31 @@ class PluginKey:
     outbox: OutboxKey
     source: str
 
+    def made(self, signed: str, signature: str) -> bool:
+        """Whether this key made a signature."""
+        public = getattr(self.signer, "public_key_hex", None)
+        if public is None:  # a shared secret: signing again tells
+            return self.signer.sign(signed) == signature
+        return _verifier(public).verify(signed, signature)
+
+
+@lru_cache(maxsize=4)
+def _verifier(public_key: str) -> Ed25519Verifier:
+    return load_verifier(public_key)
+
 
 def load_key(settings: Settings) -> PluginKey:
     """The key this process signs with.
 
-    From PHIONYX_LETTA_SIGNING_KEY (or PHIONYX_LETTA_DEMO=1); without either, from ``signing.key`` in PHIONYX_LETTA_HOME,
-    which is generated at the first start, so that one setting turns the plugin on.
+    From PHIONYX_LETTA_SIGNING_KEY, PHIONYX_LETTA_SIGNING_COMMAND or PHIONYX_LETTA_DEMO=1; without any of them, from
+    ``signing.key`` in PHIONYX_LETTA_HOME, which is generated at the first start, so that one setting turns the plugin on.
 
     Raises:
         PhionyxError: the key is malformed, or none is set and none can be generated; the message says how to mend it.
     """
     signer: Signer = get_signer()
     source = "PHIONYX_LETTA_SIGNING_KEY" if settings.signing_key else "PHIONYX_LETTA_DEMO"
+    source = "PHIONYX_LETTA_SIGNING_COMMAND" if settings.signing_command else source
     if isinstance(signer, UnsignedSigner):
         path = settings.home_path() / "signing.key"
         _generate(path)
@@ -95,7 +112,9 @@ class Runtime:
         self.salting: Salting | None = None
         self.counts: Counter[str] = Counter()
         self.gaps: deque[dict[str, Any]] = deque(maxlen=20)
-        self.targets: dict[str, str] = {}
+        self.refused: deque[dict[str, Any]] = deque(maxlen=20)
+        self.untold: deque[dict[str, Any]] = deque(maxlen=1000)
+        self._told: dict[str, float] = {}
         self.new_worker()
         try:
             self.key = load_key(settings)
@@ -111,12 +130,35 @@ class Runtime:
         self.worker_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.counts.clear()
         self.gaps.clear()
+        self.refused.clear()
+
+    def read_checked(self) -> None:
+        """Count a guarded read."""
+        with self._lock:
+            self.counts["reads_checked"] += 1
+
+    def read_refused(self, what: str, *, refused: bool) -> None:
+        """Count a read that is not what was recorded, log it, and keep it for `doctor` and `log`; the same one once a minute."""
+        finding = {"at": datetime.now(UTC).isoformat(timespec="microseconds"), "what": what, "refused": refused}
+        now = time.monotonic()
+        with self._lock:
+            self.counts["reads_refused"] += 1
+            if now - self._told.get(what, float("-inf")) < _TELL_AGAIN:
+                return
+            self._told = {text: at for text, at in self._told.items() if now - at < _TELL_AGAIN} | {what: now}
+            self.refused.append(finding)
+            self.untold.append(finding)
+        logger.error("phionyx-letta: %s%s", "" if refused else "(report only) ", what)
 
     def salt(self) -> None:
         """Commit to content under salts from now on: the setting says so, or the ledger has salts already."""
         if self.salting is None and self.key is not None:
             if self.settings.include_diff_text:
                 logger.warning("phionyx-letta: this ledger is salted, so the text of changes is not kept")
+            if self.settings.guard != "off":
+                logger.error(
+                    "phionyx-letta: this ledger is salted, and guarded reads cannot compare it: set PHIONYX_LETTA_GUARD=off"
+                )
             self.salting = Salting(SaltKey.of(self.key.signer))
 
     def captured(self, rows: int) -> None:

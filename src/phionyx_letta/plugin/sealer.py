@@ -39,16 +39,19 @@ from phionyx_letta.envelope import (
     ParsedJson,
     draft_memory_envelope,
 )
-from phionyx_letta.errors import PhionyxError
+from phionyx_letta.errors import PhionyxError, SigningKeyError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, finite
-from phionyx_letta.ledger.rollback import accepted_rollbacks, current_origin
+from phionyx_letta.ledger.rollback import current_origin
+from phionyx_letta.ledger.rollback_sql import accepted_rollbacks
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.ledger.tree import LogWriter, stored_size
+from phionyx_letta.ledger.statements import refuse_retired
+from phionyx_letta.ledger.tree import LogWriter, default_origin, stored_size
 from phionyx_letta.ledger.writer import BlockState, LedgerWriter
 from phionyx_letta.plugin.forgetting import Forgetting
 from phionyx_letta.plugin.outbox import authentic, open_payload
 from phionyx_letta.plugin.runtime import PluginKey, logger
+from phionyx_letta.settings import Settings
 
 #: A row that another host's key authenticates waits for that host while it was seen this recently; then it is passed over.
 FOREIGN_KEY_PATIENCE = timedelta(seconds=30)
@@ -82,6 +85,14 @@ class CheckpointPolicy:
     """Envelopes."""
     seconds: float | None = None
     """The longest a grown log goes without one."""
+
+
+def checkpoint_policy(key: PluginKey, settings: Settings) -> CheckpointPolicy | None:
+    """When this key signs checkpoints; None for a key that cannot, which is not one of Ed25519."""
+    if key.signer.algorithm != "ed25519":
+        return None
+    origin = settings.log_origin or default_origin(str(key.signer.key_id))
+    return CheckpointPolicy(origin, settings.checkpoint_every, settings.checkpoint_seconds)
 
 
 @dataclass(frozen=True)
@@ -134,11 +145,13 @@ class Sealer:
 
         Raises:
             LedgerUnavailable: the database does not answer; nothing was changed.
+            SigningKeyError: the key was replaced; the rows wait for the new one.
         """
         self._log = None
         with self._ledger.writing(wait=False) as connection:
             if connection is None:
                 return SealReport(busy=True)
+            refuse_retired(connection, self._key.signer)
             rows, more = self._rows(connection)
             again = self._refused_rows(connection)
             report = self._seal(connection, sorted([*again, *rows], key=lambda row: row.id))
@@ -178,7 +191,7 @@ class Sealer:
     def _issued(
         self, connection: Connection, log: LogWriter, policy: CheckpointPolicy, *, every: int
     ) -> tuple[Checkpoint, str] | None:
-        origin = current_origin(policy.origin, accepted_rollbacks(connection, self._is_own))
+        origin = current_origin(policy.origin, accepted_rollbacks(connection, self._key.made))
         if origin != self._origin:
             logger.warning("phionyx-letta: a rollback was accepted: the log goes on as %r", origin)
             self._origin, self._signed_size, self._went_back = origin, None, False
@@ -196,9 +209,6 @@ class Sealer:
         if self._went_back or log.size < max(self._signed_size, 0) + every:
             return None
         return log.issue(self._key.signer, origin)
-
-    def _is_own(self, signed: str, signature: str) -> bool:
-        return self._key.signer.sign(signed) == signature
 
     def _rows(self, connection: Connection, *, refused_after: int | None = None) -> tuple[Sequence[Any], bool]:
         """The next rows in the order of their ids, as many as a batch may hold, and whether there may be more.
@@ -414,6 +424,8 @@ _OF_A_ROW = (PhionyxError, ValueError, TypeError, LookupError, AttributeError, R
 
 def _is_fault_of_a_row(error: Exception) -> bool:
     """What this row holds, or what the ledger holds of its chain and block, is the reason; else it is the database."""
+    if isinstance(error, SigningKeyError):  # a signing command that fails: every row can wait
+        return False
     if isinstance(error, DBAPIError):
         state = getattr(error.orig, "sqlstate", None)
         if state is None:  # the driver refused a value, or the connection is gone

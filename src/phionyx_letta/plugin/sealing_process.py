@@ -25,14 +25,15 @@ from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger.log.keeper import SinkKeeper
 from phionyx_letta.ledger.log.opening import open_sinks
 from phionyx_letta.ledger.log.sink import Published
-from phionyx_letta.ledger.rollback import accepted_rollbacks, current_origin
+from phionyx_letta.ledger.rollback import current_origin
+from phionyx_letta.ledger.rollback_sql import accepted_rollbacks
 from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.ledger.tree import default_origin, stored_checkpoint
+from phionyx_letta.ledger.tree import stored_checkpoint
 from phionyx_letta.notes import parse_note
 from phionyx_letta.plugin.baseline import record_baseline
 from phionyx_letta.plugin.runtime import PluginKey, load_key, logger
-from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
+from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer, checkpoint_policy
 from phionyx_letta.settings import Settings, load_settings
 
 #: Wait after a failure, and between looks for blocks without a record while some are left, s.
@@ -110,14 +111,6 @@ def seal_until(stop: threading.Event, ledger: SqlLedger, key: PluginKey, setting
         sinks.close()
 
 
-def checkpoint_policy(key: PluginKey, settings: Settings) -> CheckpointPolicy | None:
-    """When this key signs checkpoints; None for a key that cannot, which is not one of Ed25519."""
-    if key.signer.algorithm != "ed25519":
-        return None
-    origin = settings.log_origin or default_origin(str(key.signer.key_id))
-    return CheckpointPolicy(origin, settings.checkpoint_every, settings.checkpoint_seconds)
-
-
 class _Sinks:
     """Where this process brings checkpoints, and how they stand, written where `doctor` can read it."""
 
@@ -135,7 +128,7 @@ class _Sinks:
         self._keeper = SinkKeeper(sinks, cosigned=self._cosigned)
         if policy is not None and sinks:
             with ledger.engine.connect() as connection:
-                accepted = accepted_rollbacks(connection, lambda signed, by: key.signer.sign(signed) == by)
+                accepted = accepted_rollbacks(connection, key.made)
                 note = stored_checkpoint(connection, current_origin(policy.origin, accepted))
             if note is not None:
                 self.publish((Checkpoint.parse(parse_note(note).text), note))
@@ -181,7 +174,10 @@ def _seal(
     salts, salted = SaltKey.of(key.signer), settings.commitments == "salted"
     while not stop.is_set():
         if baseline_at is not None and time.monotonic() >= baseline_at:
-            left = record_baseline(ledger, key.outbox, f"baseline:{os.getpid()}", salts=salts, salted=salted)
+            prompts = settings.guard != "off"
+            left = record_baseline(
+                ledger, key.outbox, f"baseline:{os.getpid()}", salts=salts, salted=salted, prompts=prompts
+            )
             baseline_at = time.monotonic() + (0 if left > 1 else _RETRY) if left else None
         if sealer.due() or ledger.has_pending():
             sinks.publish(sealer.seal_pending().checkpoint)

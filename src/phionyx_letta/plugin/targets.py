@@ -29,6 +29,8 @@ class Target:
     path: str
     needs: tuple[str, ...]
     wrapper: Callable[..., Any]
+    generator: bool = False
+    """It is an asynchronous generator, not a coroutine."""
 
     @property
     def name(self) -> str:
@@ -100,6 +102,16 @@ TARGETS: tuple[Target, ...] = (
         {"create_group_async": "create_group", "modify_group_async": "modify_group"},
     ),
 )
+
+
+def guarded_steps(around_step: Callable[..., Any]) -> tuple[Target, ...]:
+    """Where an agent sends its prompt: what guarded reads wrap besides."""
+    return tuple(
+        Target(f"letta.agents.{module}", f"{owner}._step", ("messages",), around_step, generator=True)
+        for module, owner in (("letta_agent_v3", "LettaAgentV3"), ("letta_agent_v2", "LettaAgentV2"))
+    )
+
+
 MODULES: tuple[str, ...] = tuple(dict.fromkeys(target.module for target in TARGETS))
 
 FOUND, MISSING, CHANGED = "wrapped", "missing", "changed"
@@ -108,14 +120,15 @@ FOUND, MISSING, CHANGED = "wrapped", "missing", "changed"
 class Wrapping:
     """What was wrapped in this process, and how to undo it."""
 
-    def __init__(self) -> None:
-        """Nothing is wrapped yet."""
+    def __init__(self, more: tuple[Target, ...] = ()) -> None:
+        """Nothing is wrapped yet. ``more`` targets have to be in the modules of the others."""
+        self.targets = (*TARGETS, *more)
         self.status: dict[str, str] = {}
         self._originals: dict[str, tuple[Any, str, Any]] = {}
 
     def wrap_module(self, module: ModuleType) -> None:
         """Wrap the targets of one imported module; each once."""
-        for target in TARGETS:
+        for target in self.targets:
             if target.module == module.__name__ and target.name not in self._originals:
                 self.status[target.name] = self._wrap(module, target)
 
@@ -129,7 +142,8 @@ class Wrapping:
             parameters = inspect.signature(original).parameters
         except (TypeError, ValueError):
             return CHANGED
-        if not inspect.iscoroutinefunction(inspect.unwrap(original)) or not set(target.needs) <= parameters.keys():
+        is_fit = inspect.isasyncgenfunction if target.generator else inspect.iscoroutinefunction
+        if not is_fit(inspect.unwrap(original)) or not set(target.needs) <= parameters.keys():
             return CHANGED
         setattr(owner, method, wrapt.FunctionWrapper(original, target.wrapper))
         self._originals[target.name] = (owner, method, original)

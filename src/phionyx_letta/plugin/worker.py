@@ -15,15 +15,17 @@ from sqlalchemy import delete, func
 from sqlalchemy.dialects.postgresql import insert
 
 from phionyx_letta import __version__
-from phionyx_letta.errors import StoreError, UnsupportedLetta
+from phionyx_letta.errors import SettingsError, StoreError, UnsupportedLetta
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin import headers
 from phionyx_letta.plugin.capture import Capture
+from phionyx_letta.plugin.guard import Guard
 from phionyx_letta.plugin.mutation import RECORDED
 from phionyx_letta.plugin.runtime import Runtime, logger
 from phionyx_letta.plugin.sealing_process import SealingProcess
-from phionyx_letta.plugin.targets import FOUND, TARGETS, Wrapping
+from phionyx_letta.plugin.targets import FOUND, Wrapping, guarded_steps
+from phionyx_letta.plugin.watch import LogWatch
 from phionyx_letta.settings import load_settings
 
 #: How often a worker says it lives, s; `doctor` and the sealer call one dead after 30 s of silence.
@@ -40,12 +42,14 @@ class Worker:
         self.runtime = runtime
         self.letta_version = letta_version
         self.unsupported: str | None = None
+        self.guard: Guard | None = None
         self.wrapping = Wrapping()
         self.url: str | None = None
         self._capture: Capture | None = None
         self._app: Any = None
         self._thread: threading.Thread | None = None
         self._sealer: SealingProcess | None = None
+        self._watch: LogWatch | None = None
         self._stop = threading.Event()
 
     @classmethod
@@ -61,7 +65,8 @@ class Worker:
         if worker.unsupported is None:
             worker._capture = Capture(worker.runtime, orm)
             worker._capture.install()
-        elif worker.runtime.settings.on_error == "closed":
+            worker._install_guard(orm)
+        elif worker.runtime.settings.on_error == "closed" or worker.runtime.settings.guard == "reject":
             raise UnsupportedLetta(worker.unsupported, remedy="install letta==0.16.8, or unset PHIONYX_LETTA_ENABLE")
         else:
             logger.error("phionyx-letta captures nothing: %s; install letta==0.16.8", worker.unsupported)
@@ -72,6 +77,19 @@ class Worker:
         _survive_fork(worker)
         return worker
 
+    def _install_guard(self, orm: ModuleType) -> None:
+        if self.runtime.settings.guard == "off":
+            return
+        if self.runtime.key is None and self.runtime.settings.guard == "reject":
+            raise SettingsError(
+                f"PHIONYX_LETTA_GUARD=reject needs the signing key: {self.runtime.key_error}",
+                "run `phionyx-letta keygen FILE` and set PHIONYX_LETTA_SIGNING_KEY=FILE",
+            )
+        if self.runtime.key is not None:
+            self.guard = Guard(self.runtime, orm)
+            self.guard.install()
+            self.wrapping = Wrapping(guarded_steps(self.guard.around_step))
+
     def connect(self, database: ModuleType) -> None:
         """Letta's database is known: make the tables, start the sealer."""
         self.url = _letta_url(database)
@@ -80,13 +98,19 @@ class Worker:
         except StoreError as error:
             logger.error("phionyx-letta: %s", error)  # the thread goes on trying
         self._start_thread()
+        self._start_watch()
 
     def wrap(self, module: ModuleType) -> None:
         """Wrap what this module has of the targets."""
         self.wrapping.wrap_module(module)
         for name, status in self.wrapping.status.items():
             if status != FOUND:
-                logger.warning("phionyx-letta: %s is %s in this Letta; its attribution is left out", name, status)
+                if name.endswith("._step") and self.runtime.settings.guard == "reject":
+                    raise UnsupportedLetta(
+                        f"{name} is {status} in this Letta, so a step cannot be guarded",
+                        remedy="install letta==0.16.8, or set PHIONYX_LETTA_GUARD=report",
+                    )
+                logger.warning("phionyx-letta: %s is %s in this Letta; it is left out", name, status)
 
     def watch_requests(self, app: Any) -> None:
         """Read the request headers."""
@@ -99,6 +123,11 @@ class Worker:
         self._stop.set()
         if self._capture is not None:
             self._capture.uninstall()
+        if self.guard is not None:
+            self.guard.uninstall()
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
         self.wrapping.unwrap_all()
         if self._app is not None:
             headers.unwatch(self._app)
@@ -115,8 +144,12 @@ class Worker:
         if self._sealer is not None:
             self._sealer.disown()
             self._sealer = None
+        if self.guard is not None:
+            self.guard.restart()
+            self._watch = None
         if self.url is not None and self._capture is not None:
             self._start_thread()
+            self._start_watch()
 
     def describe(self) -> dict[str, Any]:
         """What `doctor` shows of this process."""
@@ -132,11 +165,23 @@ class Worker:
             "key_source": self.runtime.key.source if self.runtime.key else None,
             "key_error": self.runtime.key_error,
             "sealer_pid": self._sealer.pid if self._sealer else None,
-            "targets": {target.name: self.wrapping.status.get(target.name, "not imported") for target in TARGETS},
+            "targets": {
+                target.name: self.wrapping.status.get(target.name, "not imported") for target in self.wrapping.targets
+            },
             "captured": self.runtime.counts["captured"],
             "gaps": self.runtime.counts["gaps"],
             "last_gaps": list(self.runtime.gaps),
+            "guard": self.runtime.settings.guard,
+            "reads_checked": self.runtime.counts["reads_checked"],
+            "reads_refused": self.runtime.counts["reads_refused"],
+            "last_refused": list(self.runtime.refused),
+            "log": self._watch.describe() if self._watch else None,
         }
+
+    def _start_watch(self) -> None:
+        if self.guard is not None and self.url is not None and self._watch is None and not self._stop.is_set():
+            self._watch = LogWatch(self.url, self.runtime, self.guard)
+            self._watch.start()
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -210,7 +255,7 @@ class Worker:
 
 def _unfit(orm: ModuleType) -> str | None:
     """Why these models cannot be watched; None if they can."""
-    for name in ("Block", "BlocksAgents", "Agent"):
+    for name in ("Block", "BlocksAgents", "Agent", "BlockHistory", "Message"):
         if not hasattr(orm, name):
             return f"letta.orm has no {name}"
     missing = [name for name in RECORDED if name not in orm.Block.__table__.c]

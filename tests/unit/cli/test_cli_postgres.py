@@ -195,3 +195,34 @@ def test_points_in_time_that_python_cannot_read_hide_nothing(ledger: SqlLedger, 
     report = run_json("doctor")
     assert report["outbox"]["waiting"] == 1
     assert [one["worker_id"] for one in report["workers"]] == ["h:42:0"]
+
+
+class TestLog:
+    def test_a_checkpoint_covers_what_was_sealed(self, ledger: SqlLedger, key: Key) -> None:
+        worker(ledger, key)
+        assert run("baseline").exit_code == 0
+        assert "covers 2 of 2 envelopes" in messages("log", "ok", 0)
+        assert "PHIONYX_LETTA_SINKS" in messages("sinks", "ok", 0)
+
+    def test_a_missing_end_is_named(self, ledger: SqlLedger, key: Key) -> None:
+        worker(ledger, key)
+        assert run("baseline").exit_code == 0
+        execute(ledger, "delete from phionyx_envelope where seq = 1")
+        assert "the end is missing" in messages("log", "fail", 1)
+
+    def test_how_sinks_stand(self, ledger: SqlLedger, key: Key) -> None:
+        worker(ledger, key)
+        assert run("baseline").exit_code == 0
+        now = datetime.now(UTC).isoformat()
+        for name, seen, info in (
+            ("k folder /good", now, {"delivered_size": 2}),
+            ("k folder /bad", now, {"failing_since": "2026", "failures": 3, "last_error": "no space"}),
+            ("k folder /old", "2020-01-01T00:00:00+00:00", {"delivered_size": 1}),
+            ("k folder /odd", "infinity", ["x"]),
+        ):
+            with ledger.engine.begin() as connection:
+                connection.execute(tables.sink.insert().values(name=name, seen_at=seen, info=json.dumps(info)))
+        assert "at 2 of 2" in messages("sink folder /good", "ok", 1)
+        assert "failing since 2026, 3 times: no space" in messages("sink folder /bad", "fail", 1)
+        assert "not told" in messages("sink folder /old", "warn", 1)
+        assert "not told" in messages("sink folder /odd", "warn", 1)

@@ -61,7 +61,7 @@ class TestValid:
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
         report = run_json("verify", path, "--key", key.public)
         assert report["dimensions"]["checkpoint"] == "not_measured"
-        assert "a cut tail cannot be seen" in run("verify", path, "--key", key.public).stdout
+        assert "a cut end cannot be seen" in run("verify", path, "--key", key.public).stdout
 
     def test_one_chain_of_a_ledger(self, database: Path, store: Path, key: Key) -> None:
         for target in (database, store):
@@ -336,3 +336,63 @@ class TestExport:
 
 def test_the_changes_of_the_tests_are_what_they_say() -> None:
     assert [one.mutation_kind for one in changes()] == ["write", "append", "write", "consolidate", "clear"]
+
+
+class TestCheckpoints:
+    """`--checkpoint`: the database or the exported ledger against what was kept outside."""
+
+    @pytest.fixture
+    def outside(self, database: Path, key: Key, tmp_path: Path) -> Path:
+        from phionyx_letta.ledger.log.folder import FolderSink
+        from phionyx_letta.ledger.log.sink import Published
+        from phionyx_letta.ledger.writer import LedgerWriter
+
+        ledger = SqlLedger(f"sqlite:///{database}")
+        with ledger.writing() as connection:
+            assert connection is not None
+            signed = LedgerWriter(connection, key.signer).log.issue(key.signer, "test/log")
+        folder = tmp_path / "outside"
+        FolderSink(folder, [key.public]).deliver(Published(*signed, ledger.consistency_proof))
+        ledger.close()
+        return folder
+
+    def test_the_database_and_its_export_are_covered(
+        self, database: Path, outside: Path, key: Key, tmp_path: Path
+    ) -> None:
+        for target in (database, lines_of(database, tmp_path)):
+            for source in (outside, outside / "checkpoints"):
+                report = run_json("verify", target, "--key", key.public, "--checkpoint", source)
+                assert (report["verdict"], report["dimensions"]["checkpoint"]) == ("valid", "ok")
+                assert report["covered"] == report["envelopes"]
+        assert (
+            "checkpoints cover the first"
+            in run("verify", database, "--key", key.public, "--checkpoint", outside).stdout
+        )
+
+    def test_a_cut_end_fails(self, database: Path, outside: Path, key: Key, tmp_path: Path) -> None:
+        path = lines_of(database, tmp_path)
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+        report = run_json("verify", path, "--key", key.public, "--checkpoint", outside, code=1)
+        assert report["dimensions"]["checkpoint"] == "failed"
+        assert "the end is missing" in report["reason"]
+
+    def test_checkpoints_of_another_key_measure_nothing(
+        self, database: Path, outside: Path, key: Key, tmp_path: Path
+    ) -> None:
+        other = generate_key(tmp_path / "other.key")
+        report = run_json("verify", database, "--key", other, "--checkpoint", outside, code=1)
+        assert report["dimensions"]["checkpoint"] == "not_measured"
+        (outside / "checkpoints").write_text("nothing\n")
+        report = run_json("verify", database, "--key", key.public, "--checkpoint", outside, code=2)
+        assert "no checkpoint of a trusted key" in report["reason"]
+
+    def test_what_cannot_be_compared_is_a_clear_error(
+        self, database: Path, store: Path, outside: Path, key: Key, tmp_path: Path
+    ) -> None:
+        given = ("--checkpoint", outside)
+        assert "public key" in error_of("verify", database, *given)
+        assert "--trace" in error_of("verify", database, "--key", key.public, "--trace", AGENT, *given)
+        assert "sealing" in error_of("verify", store, "--key", key.public, *given)
+        assert "no checkpoints at" in error_of(
+            "verify", database, "--key", key.public, "--checkpoint", tmp_path / "none"
+        )

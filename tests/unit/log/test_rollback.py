@@ -22,7 +22,8 @@ from phionyx_letta.ledger.audit_log import read_outside
 from phionyx_letta.ledger.audit_sql import verify_ledger
 from phionyx_letta.ledger.log.folder import FolderSink
 from phionyx_letta.ledger.log.sink import Published
-from phionyx_letta.ledger.rollback import AcceptedRollback, GivenUp, accepted_rollbacks, current_origin, excuses
+from phionyx_letta.ledger.rollback import AcceptedRollback, GivenUp, current_origin, excuses
+from phionyx_letta.ledger.rollback_sql import accepted_rollbacks
 from phionyx_letta.plugin.adoption import Operator
 from phionyx_letta.plugin.rollback import accept_rollback, given_up
 from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer

@@ -15,11 +15,12 @@ from typing import BinaryIO
 
 from phionyx_letta.checkpoint import Checkpoint, SignedCheckpoint, open_checkpoint
 from phionyx_letta.errors import NoteError, StoreError
+from phionyx_letta.keys import Statement, statements_in
 from phionyx_letta.ledger.log.git import BRANCH, GitRepository, is_repository
 from phionyx_letta.ledger.log.paragraphs import FILE, notes_in
 from phionyx_letta.notes import NoteKey, parse_note
 
-__all__ = ["CheckpointRecord", "read_checkpoints"]
+__all__ = ["CheckpointRecord", "read_checkpoints", "read_statements"]
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,28 @@ def read_checkpoints(
     Raises:
         StoreError: there is no such source, or it cannot be read.
     """
-    path = Path(source)
+    yield from _records(_notes(Path(source), branch), public_keys, witnesses)
+
+
+def read_statements(source: str | os.PathLike[str], *, branch: str = BRANCH) -> Iterator[Statement]:
+    """Yield the statements about keys that such a source holds; their signatures are not checked here.
+
+    Raises:
+        StoreError: there is no such source, or it cannot be read.
+    """
+    return statements_in(note for _, note, _ in _notes(Path(source), branch) if note is not None)
+
+
+def _notes(path: Path, branch: str) -> Iterator[tuple[str, bytes | None, str]]:
     found = False
     folder = os.path.isdir(path)
     file = path / FILE if folder else path
     if os.path.lexists(file):
         found = True
-        yield from _records(_file_notes(file), public_keys, witnesses)
+        yield from _file_notes(file)
     if folder and is_repository(path) and (not found or GitRepository(path).tip(branch)):
         found = True
-        yield from _records(GitRepository(path).notes(branch), public_keys, witnesses)
+        yield from GitRepository(path).notes(branch)
     if not found:
         raise StoreError(
             f"there are no checkpoints at {path}",

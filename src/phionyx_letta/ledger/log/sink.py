@@ -83,7 +83,9 @@ def follows(held: Checkpoint | None, offered: Published, name: str) -> bool:
             f"{name} holds a checkpoint of {held.size} envelopes that the log, at {offered.checkpoint.size}, does not agree with",
             "the database was set back, the log was rewritten, or the sink was changed: verify the ledger against the sink",
         )
-    return new is offered.checkpoint and old.size < new.size
+    if old.size == new.size:
+        return bool(offered.checkpoint.extensions) and offered.checkpoint.extensions != held.extensions  # about a key
+    return new is offered.checkpoint
 
 
 def largest(

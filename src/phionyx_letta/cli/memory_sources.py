@@ -1,0 +1,158 @@
+"""What a memory command works on: the store, the managed files, where evidence goes, a session's file, a patch by its id."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phionyx_letta.cli.failures import CommandError
+from phionyx_letta.errors import PatchNotFound
+
+if TYPE_CHECKING:
+    from phionyx_letta.ledger.store import EnvelopeStore
+    from phionyx_letta.memory import LivingMemory
+    from phionyx_letta.signing import Signer, Verifier
+
+__all__ = ["STORE", "find_patch", "open_memory", "read_session"]
+
+STORE = ".synapsekit_memory_patches.jsonl"
+"""The seed's default."""
+_MOST_BYTES = 64 * 2**20
+
+
+def open_memory(
+    store_path: str,
+    paths: Sequence[str] | None,
+    *,
+    ledger: str | None = None,
+    records: bool = False,
+    proposing: bool = False,
+    occurrence_path: str | None = None,
+    **options: Any,
+) -> LivingMemory:
+    """Open a `LivingMemory` as the options and settings say.
+
+    Args:
+        store_path: the patch store.
+        paths: of `--path`.
+        ledger: of `--ledger`.
+        records: whether the command writes, and so leaves envelopes.
+        proposing: files are sent to a model, so their paths must be named.
+        occurrence_path: of `--occurrence-path`.
+        options: for `LivingMemory`.
+
+    Raises:
+        CommandError: no paths are named where they must be.
+        SettingsError, SigningKeyError: a setting cannot be used.
+    """
+    from phionyx_letta.memory import LivingMemory
+    from phionyx_letta.memory.opening import OCCURRENCE_PATH
+    from phionyx_letta.settings import load_settings
+
+    settings = load_settings()
+    managed = list(paths or ()) or [one for one in (settings.memory_paths or "").split(os.pathsep) if one.strip()]
+    if proposing and not managed:
+        raise CommandError(
+            "no managed files are named, and their text is sent to the model",
+            "give --path, or set PHIONYX_LETTA_MEMORY_PATHS",
+        )
+    signer, verifier = _keys(settings.memory_secret)
+    return LivingMemory(
+        managed or [_beside(store_path)],
+        store_path=store_path,
+        occurrence_path=occurrence_path or OCCURRENCE_PATH,
+        signer=signer,
+        verifier=verifier,
+        envelopes=_envelopes(ledger or settings.ledger) if records else None,
+        **options,
+    )
+
+
+def find_patch(living: LivingMemory, prefix: str) -> str:
+    """Return the one id that is, or begins with, `prefix`.
+
+    Raises:
+        PatchNotFound: there is none, or more than one.
+    """
+    found = living.store.find(prefix) if prefix else []
+    if prefix in found or len(found) == 1:
+        return prefix if prefix in found else found[0]
+    if not found:
+        raise PatchNotFound(f"Patch '{prefix}' not found.", "`phionyx-letta memory log` shows what there is")
+    shown = ", ".join(found[:10])
+    raise PatchNotFound(f"{len(found)} patches begin with '{prefix}': {shown}", "give more digits")
+
+
+def read_session(path: Path) -> dict[str, Any]:
+    """Read a session's file: the arguments of `propose_from_session` for it.
+
+    Raises:
+        CommandError: it cannot be read, is too large, or holds no text.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror}", "give a session's file") from None
+    except UnicodeDecodeError:
+        raise CommandError(f"{path} is not UTF-8 text", "convert it to UTF-8") from None
+    if len(data) > _MOST_BYTES:
+        raise CommandError(f"{path} has more than 64 MB", "split it into sessions")
+    if path.suffix in (".json", ".jsonl", ".ndjson"):
+        return {"session_records": _records(path, text)}
+    return {"transcript": text}
+
+
+def _records(path: Path, text: str) -> list[dict[str, Any]]:
+    try:
+        if path.suffix == ".json":
+            found = json.loads(text)
+            found = found.get("messages") if isinstance(found, dict) else found
+        else:
+            found = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise CommandError(
+            f"{path} does not hold a list of messages", "give records with role and content, or a .txt file"
+        )
+    return found
+
+
+def _beside(store_path: str) -> str:
+    """The Markdown files in and below the store's folder."""
+    folder = "." if "://" in store_path else os.path.dirname(store_path) or "."
+    return os.path.join(glob.escape(folder), "**", "*.md")
+
+
+def _keys(secret: str | None) -> tuple[Signer, Verifier | None]:
+    """What signs, and what is trusted: its own signatures, and those of the keys of PHIONYX_LETTA_VERIFY_KEY (other reviewers')."""
+    from phionyx_letta.cli.keys import trusted_keys
+    from phionyx_letta.signing import Ed25519Signer, HmacSigner, TrustedKeys, UnsignedSigner, get_signer
+
+    signer = get_signer()
+    if secret and isinstance(signer, UnsignedSigner):
+        signer = HmacSigner(secret)
+    trusted = trusted_keys(None)
+    own = [signer.verifier()] if isinstance(signer, Ed25519Signer | HmacSigner) else []
+    both = [*own, *([trusted] if trusted else [])]
+    return signer, TrustedKeys(both) if both else None
+
+
+def _envelopes(where: str | None) -> EnvelopeStore:
+    from phionyx_letta.cli.ledgers import is_sqlite
+    from phionyx_letta.ledger.filesystem import FilesystemEnvelopeStore
+
+    if where is None or not where.strip():
+        return FilesystemEnvelopeStore()
+    path = Path(where)
+    if "://" not in where and not (path.is_file() and is_sqlite(path)):
+        return FilesystemEnvelopeStore(where)
+    from phionyx_letta.ledger.sql import SqlLedger
+
+    return SqlLedger(where if "://" in where else f"sqlite:///{path.absolute()}")

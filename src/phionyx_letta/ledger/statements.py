@@ -1,0 +1,95 @@
+"""Statements about keys in the SQL ledger: kept beside the envelopes, and what a rotation has to carry over to the new key.
+
+They prove themselves by their signatures; who edits the table can take one away, which is why revocations also go to the sinks
+and by hand to whoever verifies.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection, func, inspect, or_, select
+
+from phionyx_letta.checkpoint import Checkpoint
+from phionyx_letta.errors import SigningKeyError, StoreError
+from phionyx_letta.keys import ROTATION, Statement, issue_rotation
+from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.ledger.writer import LedgerWriter
+from phionyx_letta.signing import Signer, key_id_of
+
+__all__ = ["refuse_retired", "rotate", "store_statement", "stored_statements"]
+
+
+def stored_statements(connection: Connection) -> list[str]:
+    """Return the statements about keys that a ledger keeps, as notes, oldest first; a ledger older than them has none."""
+    if not inspect(connection).has_table(tables.key_statement.name):
+        return []
+    column = tables.key_statement.c
+    return list(connection.execute(select(column.note).order_by(column.id)).scalars())
+
+
+def store_statement(connection: Connection, note: str) -> None:
+    """Keep a statement.
+
+    Raises:
+        NoteError: it is none.
+    """
+    said = Statement.parse(note)
+    row = {"kind": said.kind, "signer": said.signer, "subject": said.subject, "note": note}
+    connection.execute(tables.key_statement.insert().values(**row, at=datetime.now(UTC).isoformat()))
+
+
+def rotate(ledger: SqlLedger, old: Signer, new: Signer, origin: str) -> str:
+    """Let ``new`` take over from ``old`` where the log stands, in one transaction; return the signed statement.
+
+    The states of blocks and the end of the log are authenticated anew, for the new key.
+
+    Raises:
+        StoreError: rows of the outbox still wait for the old key.
+        SigningKeyError: the old key was replaced before, the new one was in use before, or one has no Ed25519 key.
+        LedgerUnavailable: the database does not answer; nothing was changed.
+    """
+    with ledger.writing() as connection:
+        assert connection is not None
+        refuse_retired(connection, old)
+        _refuse_known(connection, new)
+        outbox = tables.outbox.c
+        waiting = connection.execute(select(func.count()).where(outbox.refused.is_(None))).scalar_one()
+        if waiting:
+            raise StoreError(
+                f"{waiting} rows of the outbox wait for the old key",
+                "stop the servers and run `phionyx-letta seal` first",
+            )
+        writer = LedgerWriter(connection, old)
+        point = Checkpoint(origin, writer.log.size, writer.log.root())
+        note = issue_rotation(point, old, new, datetime.now(UTC))
+        store_statement(connection, note)
+        writer.hand_over(new)
+        return note
+
+
+def _refuse_known(connection: Connection, signer: Signer) -> None:
+    column, public = tables.key_statement.c, getattr(signer, "public_key_hex", None)
+    query = select(column.id).where(or_(column.signer == public, column.subject == public)).limit(1)
+    if connection.execute(query).first() is not None:
+        raise SigningKeyError(
+            f"the key {signer.key_id} was in use before", "make a new one: `phionyx-letta keygen FILE`"
+        )
+
+
+def refuse_retired(connection: Connection, signer: Signer) -> None:
+    """Make sure that the key was not replaced: what it seals from then on is believed by nobody.
+
+    Raises:
+        SigningKeyError: it was.
+    """
+    public = getattr(signer, "public_key_hex", None)
+    column = tables.key_statement.c
+    query = select(column.subject).where(column.kind == ROTATION, column.signer == public)
+    successor = connection.execute(query).scalars().first() if public is not None else None
+    if successor is not None:
+        raise SigningKeyError(
+            f"the signing key {signer.key_id} was replaced by {key_id_of(successor)}",
+            "start this server with the new key, and the others too",
+        )

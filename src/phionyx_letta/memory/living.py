@@ -1,0 +1,399 @@
+"""`LivingMemory`: the second seed's front door. Sessions become patches; people approve, reject, apply, rebase and revert them.
+
+Nothing is written to a memory file but by `apply` and `revert`, and never over what the patch was not made for. Every act holds
+the patch store alone, so of two processes that act on one patch one finds it already done. What an act is about to write is in
+the log before it is written: one that was cut short is finished by doing it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from phionyx_letta.diff import content_hash
+from phionyx_letta.errors import (
+    DiffConflictError,
+    IllegalTransition,
+    InvalidPatch,
+    PatchNotFound,
+    TargetRefused,
+    UntrustedPatch,
+)
+from phionyx_letta.ledger.store import EnvelopeStore
+from phionyx_letta.memory.deciding import applicable, changed_at, last_detail, require
+from phionyx_letta.memory.managed import ManagedFiles
+from phionyx_letta.memory.merging import merge, reverse_merge
+from phionyx_letta.memory.occurrences import Occurrences
+from phionyx_letta.memory.opening import (
+    OCCURRENCE_PATH,
+    STORE_PATH,
+    keys,
+    open_kept,
+    open_occurrences,
+    open_store,
+    reviewer,
+)
+from phionyx_letta.memory.patches import HISTORY, MemoryPatch, PatchStatus, check_trust, transition
+from phionyx_letta.memory.pii import MemoryPIIFilter
+from phionyx_letta.memory.proposing import Proposing, placed_again
+from phionyx_letta.memory.recording import MutationRecorder
+from phionyx_letta.memory.reviewing import described
+from phionyx_letta.memory.routing import MemoryFileRouter
+from phionyx_letta.memory.stored import Patches
+from phionyx_letta.memory.targets import Target, Targets
+from phionyx_letta.signing import Signer, Verifier
+
+__all__ = ["LivingMemory"]
+
+_log = logging.getLogger(__name__)
+
+
+class LivingMemory:
+    """Manages memory files as reviewed, signed, revertible patches."""
+
+    def __init__(
+        self,
+        paths: Iterable[str],
+        proposer: Any = None,
+        *,
+        require_approval: bool = True,
+        sign: bool = True,
+        signature_secret: str = "",
+        store_path: str = STORE_PATH,
+        occurrence_path: str | None = OCCURRENCE_PATH,
+        occurrence_threshold: int = 3,
+        pii_filter: MemoryPIIFilter | None = None,
+        file_router: MemoryFileRouter | None = None,
+        store: Patches | None = None,
+        occurrences: Occurrences | None = None,
+        targets: Targets | None = None,
+        envelopes: EnvelopeStore | None = None,
+        signer: Signer | None = None,
+        verifier: Verifier | None = None,
+    ) -> None:
+        """Take the managed files, the proposer and where things are kept; nothing is read or written yet.
+
+        Args:
+            paths: files and globs (`**` for any depth); nothing outside them is ever written.
+            proposer: an object with `agenerate(prompt)` or `generate(prompt)`; None for one that only reviews.
+            require_approval: False applies what is proposed at once, except what is marked untrusted.
+            sign: False leaves patches unsigned.
+            signature_secret: for HMAC-SHA256. Without it the key of PHIONYX_LETTA_SIGNING_KEY signs (Ed25519); without that too,
+                patches say `unsigned`.
+            store_path: the JSONL file of patches, or a database URL.
+            occurrence_path: the JSON file of occurrences; None keeps them in memory. With a database they live there.
+            occurrence_threshold: in how many distinct sessions a fact must be seen before it is proposed.
+            pii_filter: sees everything new before it is stored or sent.
+            file_router: chooses the file of a fact.
+            store, occurrences, targets: in place of what the paths give.
+            envelopes: where each applied or reverted patch leaves its evidence.
+            signer, verifier: in place of what the secret or the environment gives; a verifier may trust several keys.
+
+        Raises:
+            SigningKeyError: the configured key is missing or malformed.
+            TargetRefused: a path cannot be one.
+        """
+        self.proposer = proposer
+        self.require_approval = require_approval
+        self.signer, self.verifier = keys(sign, signature_secret, signer, verifier)
+        self.store: Patches = store or open_store(store_path)
+        self.pii = pii_filter or MemoryPIIFilter()
+        self.router = file_router or MemoryFileRouter()
+        new_files = list(self.router.path_map.values()) if self.router.allow_new_files else []
+        self.targets: Targets = targets or ManagedFiles([*paths, *new_files])
+        self._recorder = MutationRecorder(envelopes, self.signer) if envelopes is not None else None
+        self._proposing = Proposing(
+            targets=self.targets,
+            store=self.store,
+            occurrences=occurrences or open_occurrences(self.store, occurrence_path),
+            threshold=occurrence_threshold,
+            pii=self.pii,
+            router=self.router,
+            signer=self.signer,
+            evidence_required=require_approval or sign,
+            kept=open_kept(self.store, self.pii),
+        )
+
+    # -- asking --------------------------------------------------------------------------------------------------
+
+    def pending_patches(self) -> list[MemoryPatch]:
+        """Return the patches that wait for a decision, oldest first."""
+        return self.store.pending_patches()
+
+    def patch_history(self, *, status: PatchStatus | None = None, limit: int | None = None) -> list[MemoryPatch]:
+        """Return patches in this status, or all; the newest `limit` of them, oldest first."""
+        return self.store.list_by_status(status, limit=limit)
+
+    def review(self, patch: MemoryPatch | str) -> dict[str, Any]:
+        """Return all that a reviewer needs; see `reviewing.described` for the keys.
+
+        Raises:
+            PatchNotFound: there is no such patch.
+        """
+        return described(self._load(patch), self.targets, self.verifier)
+
+    # -- proposing -----------------------------------------------------------------------------------------------
+
+    async def propose_from_session(
+        self,
+        session_id: str,
+        *,
+        transcript: str | None = None,
+        session_records: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[MemoryPatch]:
+        """Ask the proposer about a finished session and store what it proposes as patches.
+
+        Args:
+            session_id: its id; a fact counts once for it, however often it comes up.
+            transcript: the session as text, `user: …` and so on at the start of lines; or
+            session_records: its messages, with role, content and perhaps an id.
+
+        Returns:
+            The new patches: pending, or applied where no approval is required. What is below the threshold is counted, not lost.
+
+        Raises:
+            InvalidPatch: there is no proposer.
+            ProposerUnavailable: it gave no usable answer. Beside a store in a file the session is kept, see
+                `propose_from_kept_sessions`; with a database the caller keeps it. It can be proposed again either way.
+        """
+        if self.proposer is None:
+            raise InvalidPatch("there is no proposer to ask", "pass one to LivingMemory")
+        found = await self._proposing.ask(self.proposer, session_id, transcript, session_records)
+        patches = []
+        with self.store.exclusive():
+            for proposal in found:
+                patch = self._proposing.patch_for(proposal, session_id)
+                if patch is None:
+                    continue
+                if not self.require_approval and "untrusted" not in patch.metadata:
+                    patch = self._applied_at_once(patch)
+                patches.append(patch)
+        return patches
+
+    async def propose_from_kept_sessions(self) -> list[MemoryPatch]:
+        """Propose from the sessions that were kept because the proposer gave no answer; each is forgotten once it did.
+
+        Raises:
+            InvalidPatch, ProposerUnavailable: as `propose_from_session`; the sessions it did not come to stay kept.
+        """
+        patches: list[MemoryPatch] = []
+        kept = self._proposing.kept
+        if kept is None:
+            return patches
+        for session_id, records in list(kept.all()):
+            patches += await self.propose_from_session(session_id, session_records=records)
+            kept.drop(session_id)
+        return patches
+
+    def _applied_at_once(self, patch: MemoryPatch) -> MemoryPatch:
+        try:
+            return self.apply(patch, by=patch.author, reason="no approval is required")
+        except (DiffConflictError, TargetRefused) as error:  # the patch stays, and the session's others go on
+            _log.warning("patch %s was not applied: %s", patch.patch_id, error)
+            return self._load(patch)
+
+    # -- deciding ------------------------------------------------------------------------------------------------
+
+    def approve(self, patch: MemoryPatch | str, *, by: str | None = None, reason: str = "") -> MemoryPatch:
+        """Approve a pending patch, without applying it yet.
+
+        Raises:
+            PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
+        """
+        with self.store.exclusive():
+            found = self._load(patch)
+            require(found, "approve", ("pending",))
+            check_trust(found, self.verifier)
+            return self._moved(found, "approved", by, reason)
+
+    def reject(self, patch: MemoryPatch | str, reason: str = "", *, by: str | None = None) -> MemoryPatch:
+        """Reject a patch for good: its fact is not proposed again unless it changes. One that does not verify can be rejected too.
+
+        Raises:
+            PatchNotFound, IllegalTransition: it is not there, or already applied, reverted or rejected.
+        """
+        with self.store.exclusive():
+            found = self._load(patch)
+            require(found, "reject", ("pending", "approved", "conflict"))
+            self._require_unwritten(found)
+            details = {}
+            try:
+                check_trust(found, self.verifier)
+            except UntrustedPatch as error:
+                details = {"untrusted": error.message}
+                found.metadata = {name: value for name, value in found.metadata.items() if name != HISTORY}
+            return self._moved(found, "rejected", by, reason, details)
+
+    def edit(
+        self, patch: MemoryPatch | str, after_content: str, *, by: str | None = None, reason: str = ""
+    ) -> MemoryPatch:
+        """Replace a pending patch by one with the reviewer's own text: the old one is rejected and names the new one.
+
+        Raises:
+            PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
+        """
+        with self.store.exclusive():
+            found = self._load(patch)
+            require(found, "edit", ("pending", "approved", "conflict"))
+            check_trust(found, self.verifier)
+            self._require_unwritten(found)
+            author = by or reviewer()
+            new = self._proposing.successor(found, found.before_content, after_content, "edited_from", author)
+            self._moved(found, "rejected", by, reason or f"edited as {new.patch_id}", {"replaced_by": new.patch_id})
+            return new
+
+    def apply(self, patch: MemoryPatch | str, *, by: str | None = None, reason: str = "") -> MemoryPatch:
+        """Write a pending or approved patch to its target; applying is approving.
+
+        Raises:
+            DiffConflictError: the target has changed by more than whitespace; the patch is now `conflict`, nothing was written.
+            PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or its status forbids it.
+            TargetRefused: the target is not managed, or cannot be written without loss.
+        """
+        with self.store.exclusive():
+            found = self._load(patch)
+            require(found, "apply", ("pending", "approved"))
+            check_trust(found, self.verifier)
+            target = self.targets.resolve(found.file_path)
+            current = target.read()
+            text = applicable(found, current)
+            if text is None:
+                self._refuse(found, current, by)
+            if last_detail(found, "writes") != content_hash(text):  # else it was written already, or is about to be
+                details = {"writes": content_hash(text), "over": content_hash(current or "")}
+                self._moved(found, "approved", by, reason, details)
+            self._write(target, found, current, text, by)
+            self._record(target, found, current, text, "apply", by)
+            return self._moved(found, "applied", by, reason, {"wrote": content_hash(text)})
+
+    def rebase(self, patch: MemoryPatch | str, *, by: str | None = None) -> MemoryPatch:
+        """Offer a diverged patch as a new pending one, made for what the target holds now; the old one becomes `conflict`.
+
+        The two changes must merge cleanly (three-way, by lines). An addition that only other patches got in the way of is placed
+        anew.
+
+        Raises:
+            DiffConflictError: they do not merge; the patch is `conflict`, nothing was written.
+            PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or there is nothing to rebase.
+            TargetRefused: the target is not managed, or is not text.
+        """
+        with self.store.exclusive():
+            found = self._load(patch)
+            require(found, "rebase", ("pending", "approved", "conflict"))
+            check_trust(found, self.verifier)
+            self._require_unwritten(found)
+            current = self.targets.resolve(found.file_path).read()
+            if current == found.before_content and found.status != "conflict":
+                raise IllegalTransition(f"{found.file_path} has not diverged from patch {found.patch_id}", "apply it")
+            merged = merge(found.before_content, found.after_content, current or "")
+            if merged is None and self._only_patches_wrote(found, current or ""):
+                merged = placed_again(found, current or "")
+            if merged is None or (current is None and found.before_content):
+                self._refuse(found, current, by)
+            if merged == current:
+                raise IllegalTransition(
+                    f"{found.file_path} already holds what patch {found.patch_id} adds", "reject the patch"
+                )
+            new = self._proposing.successor(found, current or "", merged, "rebased_from", found.author)
+            if found.status != "conflict":
+                self._moved(found, "conflict", by, f"rebased as {new.patch_id}", {"replaced_by": new.patch_id})
+            return new
+
+    def revert(self, patch_id: MemoryPatch | str, *, by: str | None = None, reason: str = "") -> MemoryPatch:
+        """Take an applied patch out of its target again; what was changed later stays.
+
+        Raises:
+            DiffConflictError: later edits changed the same lines; nothing was written, and the patch stays `applied`.
+            PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not applied.
+            TargetRefused: the target is not managed, or cannot be written without loss.
+        """
+        with self.store.exclusive():
+            found = self._load(patch_id)
+            require(found, "revert", ("applied",))
+            check_trust(found, self.verifier)
+            target = self.targets.resolve(found.file_path)
+            current = target.read()
+            text = reverse_merge(found.before_content, found.after_content, current or "")
+            if text is None or (current is None and found.before_content):
+                hashes = content_hash(found.after_content), content_hash(current) if current is not None else ""
+                raise DiffConflictError(found.file_path, *hashes, "later edits changed the same lines: edit it by hand")
+            if current is not None:
+                self._write(target, found, current, text, by)
+                self._record(target, found, current, text, "revert", by)
+            return self._moved(found, "reverted", by, reason, {"wrote": content_hash(text)})
+
+    # -- the parts of an act -------------------------------------------------------------------------------------
+
+    def _load(self, patch: MemoryPatch | str) -> MemoryPatch:
+        patch_id = patch.patch_id if isinstance(patch, MemoryPatch) else patch
+        found = self.store.get(patch_id)
+        if found is None:
+            raise PatchNotFound(f"Patch '{patch_id}' not found.", "`phionyx-letta memory log` shows what there is")
+        return found
+
+    def _moved(
+        self,
+        patch: MemoryPatch,
+        to: PatchStatus,
+        by: str | None,
+        reason: str,
+        details: Mapping[str, Any] | None = None,
+    ) -> MemoryPatch:
+        said = self.pii.filter_content(reason).filtered_content
+        transition(patch, to, by=by or reviewer(), reason=said, signer=self.signer, details=details)
+        self.store.update(patch)
+        return patch
+
+    def _require_unwritten(self, patch: MemoryPatch) -> None:
+        """Refuse to give up a patch that `apply` wrote but could not record any more: the log would then explain nothing."""
+        writes = last_detail(patch, "writes") if patch.status == "approved" else None
+        if writes is None:
+            return
+        try:
+            current = self.targets.resolve(patch.file_path).read()
+        except TargetRefused:
+            return
+        if content_hash(current or "") == writes:
+            raise IllegalTransition(
+                f"patch {patch.patch_id} was written already, by a run that was cut short",
+                "apply it to finish that, then revert it if you do not want it",
+            )
+
+    def _refuse(self, patch: MemoryPatch, current: str | None, by: str | None) -> NoReturn:
+        found = content_hash(current) if current is not None else ""
+        error = DiffConflictError(
+            patch.file_path,
+            content_hash(patch.before_content),
+            found,
+            f"`rebase {patch.patch_id}` offers a merge, if there is one",
+        )
+        if patch.status != "conflict":
+            self._moved(patch, "conflict", by, error.message, {"expected": error.expected_hash, "found": found})
+        raise error
+
+    def _write(self, target: Target, patch: MemoryPatch, current: str | None, text: str, by: str | None) -> None:
+        if text == current:
+            return
+        try:
+            target.write(current, text)
+        except DiffConflictError:
+            if patch.status == "approved":
+                self._refuse(patch, target.read(), by)
+            raise
+
+    def _record(
+        self, target: Target, patch: MemoryPatch, current: str | None, text: str, event: str, by: str | None
+    ) -> None:
+        if self._recorder is not None:
+            before = patch.before_content if current == text else current or ""
+            self._recorder.record(target, before, text, patch, event, by or reviewer())
+
+    def _only_patches_wrote(self, patch: MemoryPatch, current: str) -> bool:
+        """Whether `current` is what a patch left behind, or what this patch's session found: no person's edit in between."""
+        wanted = content_hash(current)
+        if wanted == patch.metadata.get("found"):
+            return True
+        done = [one for status in ("applied", "reverted") for one in self.store.list_by_status(status)]
+        last = max((one for one in done if one.file_path == patch.file_path), key=changed_at, default=None)
+        return last is not None and last_detail(last, "wrote") == wanted

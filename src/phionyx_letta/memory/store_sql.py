@@ -1,0 +1,264 @@
+"""Patches and occurrences in the ledger's database: SQLite, or PostgreSQL for several hosts.
+
+A row is one state of a patch, nothing is overwritten; the newest of a patch is marked, so lists read no content. Who acts on
+patches holds a lock of its own for the whole act: an advisory lock on PostgreSQL, a lock file beside a SQLite database. It is not
+the ledger's, so that envelopes are written meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, func, select
+from sqlalchemy.exc import DBAPIError
+
+from phionyx_letta._canonical import JSON_ERRORS
+from phionyx_letta.errors import InvalidPatch, LedgerUnavailable, PatchNotFound
+from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.memory.occurrences import OccurrenceRecord, TrackerBase, read_record
+from phionyx_letta.memory.patches import MemoryPatch
+from phionyx_letta.memory.store import exclusive_file
+from phionyx_letta.memory.stored import HEAD, PatchSummary, patch_json
+
+__all__ = ["SqlOccurrenceTracker", "SqlPatchStore"]
+
+_log = logging.getLogger(__name__)
+_columns = tables.patch.c
+
+
+class _Database:
+    """A ledger, and one lock in it."""
+
+    def __init__(self, ledger: SqlLedger | str, lock: str) -> None:
+        self.ledger = SqlLedger(ledger) if isinstance(ledger, str) else ledger
+        self._lock = lock
+        self._mutex = threading.RLock()
+        self._depth = 0
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the lock, among all processes; may be entered again by the thread that holds it."""
+        with self._mutex, contextlib.ExitStack() as held:
+            if self._depth == 0:
+                held.enter_context(self._locked())
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        engine = self.ledger.engine
+        if engine.dialect.name == "postgresql":
+            with self._translated(), engine.connect() as connection, connection.begin():
+                connection.execute(select(func.pg_advisory_xact_lock(_key(self._lock))))
+                yield
+        elif engine.url.database in (None, "", ":memory:"):
+            yield
+        else:
+            with exclusive_file(Path(f"{engine.url.database}.{self._lock}.lock")):
+                yield
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction of its own that commits at the end."""
+        with (
+            self._translated(),
+            self.ledger.engine.connect().execution_options(phionyx_write=True) as connection,
+            connection.begin(),
+        ):
+            yield connection
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection to read with."""
+        with self._translated(), self.ledger.engine.connect() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            cause = str(error.orig).strip().splitlines()
+            raise LedgerUnavailable(
+                f"the patches in the database cannot be used: {cause[0] if cause else type(error).__name__}",
+                "check that the database answers and that this user may read and write its phionyx_ tables",
+            ) from error
+
+
+class SqlPatchStore:
+    """A store of patches in the ledger's database."""
+
+    def __init__(self, ledger: SqlLedger | str) -> None:
+        """Use an open ledger, or open the one at a database URL; missing tables are made.
+
+        Raises:
+            StoreError: the URL is not one of a database this store can live in, or it does not answer.
+        """
+        self._database = _Database(ledger, "patches")
+        self.ledger = self._database.ledger
+
+    def exclusive(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the store alone, among all processes; may be entered again by the thread that holds it."""
+        return self._database.exclusive()
+
+    def save(self, patch: MemoryPatch) -> MemoryPatch:
+        """Add a patch; it is durable on return.
+
+        Raises:
+            InvalidPatch: its id is taken, or it is not JSON.
+            LedgerUnavailable: the database does not take it.
+        """
+        row = _row(patch)
+        with self.exclusive(), self._database.writing() as connection:
+            if connection.execute(_newest(select(_columns.seq), patch.patch_id)).first() is not None:
+                raise InvalidPatch(f"there is a patch {patch.patch_id} already", "use update() for a new state of it")
+            connection.execute(tables.patch.insert(), row)
+        return patch
+
+    def update(self, patch: MemoryPatch) -> None:
+        """Record a new state of a patch; it is durable on return. Signing it is the caller's.
+
+        Raises:
+            PatchNotFound: it was never saved.
+            LedgerUnavailable: the database does not take it.
+        """
+        row = _row(patch)
+        with self.exclusive(), self._database.writing() as connection:
+            of_it = _columns.patch_id == patch.patch_id
+            was = connection.execute(tables.patch.update().where(of_it, _columns.newest).values(newest=False))
+            if not was.rowcount:
+                raise PatchNotFound(f"Patch '{patch.patch_id}' not found", "save() it first")
+            connection.execute(tables.patch.insert(), row)
+
+    def get(self, patch_id: str) -> MemoryPatch | None:
+        """Return the newest state of a patch that can be read, or None; damaged rows are named in the log."""
+        query = select(_columns.seq, _columns.status, _columns.body).where(_columns.patch_id == patch_id)
+        with self._database.reading() as connection:
+            for row in connection.execute(query.order_by(_columns.seq.desc())):
+                patch = _patch(row)
+                if patch is not None and patch.patch_id == patch_id:
+                    return patch
+        return None
+
+    def find(self, prefix: str) -> list[str]:
+        """Return the ids that begin with this text."""
+        begins = _columns.patch_id.startswith(prefix, autoescape=True)
+        with self._database.reading() as connection:
+            return list(
+                connection.execute(
+                    select(_columns.patch_id).where(_columns.newest, begins).order_by(_columns.seq)
+                ).scalars()
+            )
+
+    def status(self, patch_id: str) -> str | None:
+        """Return a patch's status without reading its content, or None where there is no such patch."""
+        with self._database.reading() as connection:
+            return connection.execute(_newest(select(_columns.status), patch_id)).scalar()
+
+    def summaries(self, status: str | None = None, *, limit: int | None = None) -> list[PatchSummary]:
+        """Return what lists show, without reading content; the newest `limit` of them, oldest first."""
+        with self._database.reading() as connection:
+            rows = connection.execute(_listed(select(*(_columns[name] for name in HEAD)), status, limit)).all()
+        return [PatchSummary(**row._mapping) for row in reversed(rows)]
+
+    def list_by_status(self, status: str | None = None, *, limit: int | None = None) -> list[MemoryPatch]:
+        """Return patches in this status now, or all; the newest `limit` of them, oldest first."""
+        columns = select(_columns.seq, _columns.status, _columns.body)
+        with self._database.reading() as connection:
+            rows = connection.execute(_listed(columns, status, limit)).all()
+        return [patch for row in reversed(rows) if (patch := _patch(row)) is not None]
+
+    def pending_patches(self) -> list[MemoryPatch]:
+        """Return the patches that wait for a decision."""
+        return self.list_by_status("pending")
+
+    def count(self, status: str | None = None) -> int:
+        """Return how many patches are in this status now, or all."""
+        query = select(func.count()).select_from(tables.patch).where(*_wanted(status))
+        with self._database.reading() as connection:
+            return int(connection.execute(query).scalar_one())
+
+
+class SqlOccurrenceTracker(TrackerBase):
+    """Occurrences in the ledger's database."""
+
+    def __init__(self, ledger: SqlLedger | str) -> None:
+        """Use an open ledger, or open the one at a database URL; missing tables are made."""
+        self._database = _Database(ledger, "occurrences")
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[dict[str, OccurrenceRecord]]:
+        with self._database.exclusive():
+            before = self._records()
+            records = self._records()
+            yield records
+            with self._database.writing() as connection:
+                for key in {*before, *records}:
+                    if before.get(key) == records.get(key):
+                        continue
+                    connection.execute(tables.occurrence.delete().where(tables.occurrence.c.fact_key == key))
+                    if key in records:
+                        body = json.dumps(asdict(records[key]), sort_keys=True)
+                        connection.execute(tables.occurrence.insert(), {"fact_key": key, "body": body})
+
+    def _records(self) -> dict[str, OccurrenceRecord]:
+        records = {}
+        with self._database.reading() as connection:
+            rows = connection.execute(select(tables.occurrence).order_by(tables.occurrence.c.fact_key)).all()
+        for row in rows:
+            try:
+                record = read_record(row.fact_key, json.loads(row.body))
+            except JSON_ERRORS:
+                record = None
+            if record is None:
+                _log.warning("the occurrences of %r cannot be read and are left aside", row.fact_key)
+            else:
+                records[record.fact_key] = record
+        return records
+
+
+def _key(lock: str) -> int:
+    """The number of an advisory lock; the ledger's own is "phionyx" too, with a zero behind it."""
+    return int.from_bytes(b"phionyx" + lock[:1].encode(), "big")
+
+
+def _row(patch: MemoryPatch) -> dict[str, Any]:
+    data = patch.to_dict()
+    return {**{name: data[name] for name in HEAD}, "newest": True, "body": patch_json(patch)}
+
+
+def _patch(row: Any) -> MemoryPatch | None:
+    try:
+        patch = MemoryPatch.from_dict(json.loads(row.body))
+    except (*JSON_ERRORS, InvalidPatch) as error:
+        _log.warning("row %s of phionyx_patch is not a patch (%s); it is passed over", row.seq, type(error).__name__)
+        return None
+    if patch.status != row.status:
+        _log.warning("row %s of phionyx_patch contradicts itself; it is passed over", row.seq)
+        return None
+    return patch
+
+
+def _wanted(status: str | None) -> list[ColumnElement[bool]]:
+    newest: ColumnElement[bool] = _columns.newest
+    return [newest] if status is None else [newest, _columns.status == status]
+
+
+def _newest(query: Select[Any], patch_id: str) -> Select[Any]:
+    return query.where(_columns.newest, _columns.patch_id == patch_id)
+
+
+def _listed(query: Select[Any], status: str | None, limit: int | None) -> Select[Any]:
+    order = (_columns.created_at.desc(), _columns.seq.desc())
+    return query.where(*_wanted(status)).order_by(*order).limit(None if limit is None else max(0, limit))

@@ -1,0 +1,67 @@
+"""Guarded reads refuse no legitimate read: writers of several processes, with a sealer, without one, and with it again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from phionyx_letta.demo.environment import letta_environment
+from phionyx_letta.signing import generate_key
+
+SCRIPT = Path(__file__).parent / "scripts" / "guard_stress.py"
+PROCESSES, WRITERS, SECONDS = 2, 8, 30
+
+
+def together(database: str, home: Path, sealer: str) -> list[dict[str, Any]]:
+    settings = {
+        "PYTHONWARNINGS": "ignore",
+        "PHIONYX_LETTA_SIGNING_KEY": str(home / "key"),
+        "PHIONYX_LETTA_SINKS": f"folder:{home / 'outside'}",
+        "PHIONYX_LETTA_ON_ERROR": "closed",
+        "PHIONYX_LETTA_GUARD": "reject",
+        "PHIONYX_LETTA_SEALER": sealer,
+    }
+    environment = letta_environment(database, home, model_base_url="http://127.0.0.1:9/v1", plugin=True, extra=settings)
+    running = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, str(seed), str(WRITERS), str(SECONDS), "--no-generation"],
+            env=environment,
+            cwd=home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in range(PROCESSES)
+    ]
+    results = []
+    for process in running:
+        said, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors[-4000:]
+        results.append(json.loads(said.splitlines()[-1]))
+    return results
+
+
+@pytest.mark.slow
+def test_sixteen_writers_in_two_processes_are_never_refused(
+    new_letta_database: Callable[[], str], tmp_path: Path
+) -> None:
+    database = new_letta_database()
+    generate_key(tmp_path / "key")
+    for sealer in ("1", "0", "1"):  # running; stopped, so that all waits; running again, so that all of it is taken up
+        for result in together(database, tmp_path, sealer):
+            assert result["refused"] == 0, result["told"]
+            assert result["refusals"] == []
+            assert result["checked"] > 100
+            assert {"write", "read", "undo", "agent", "message", "new"} <= result["done"].keys()
+    with psycopg.connect(database) as connection:
+        [(sealed, waiting)] = connection.execute(
+            "select (select count(*) from phionyx_envelope), (select count(*) from phionyx_outbox)"
+        ).fetchall()
+    assert (sealed > 300, waiting) == (True, 0)
