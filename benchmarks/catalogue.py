@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import evidence
 import filesystem
 import guarded
 import letta_writes
@@ -175,6 +176,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         at_least("verify", "100 000 signed envelopes, rate / bare Ed25519 rate", "x", 0.7, library.verify_rate),
         at_most("pii", "personal data looked for in prose, per kilobyte", "ms", 5, library.pii_cost),
         at_most("verify-memory", "growth of memory, 10 000 to 100 000 envelopes", "MB", 4, library.verify_memory),
+        at_least("bundle-verify", "a bundle of 100 000, every signature / bare Ed25519", "x", 0.5, evidence.signatures),
+        at_most("bundle-hashes", "the same without a key / bare SHA-256", "x", None, evidence.hashes),
+        at_most("bundle-script", "the verifier in the bundle, every signature", "envelopes/s", None, evidence.script),
+        at_most("bundle-memory", "growth of memory, bundles of 10 000 to 100 000", "MB", 16, evidence.memory),
         at_most("import", "import phionyx_letta, above a bare start of Python", "ms", 100, library.import_time),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ _LETTA = {
 }
 
 
-def contexts(trace_id: str, count: int, *, first: int = 0) -> Iterator[MemoryMutationContext]:
+def contexts(trace_id: str, count: int, *, first: int = 0, nonces: bool = False) -> Iterator[MemoryMutationContext]:
     """Mutations that link: each block's text is replaced, `before` being what its last mutation left."""
     for place in range(first, first + count):
         block, turn = place % 4, place // 4
@@ -44,14 +45,14 @@ def contexts(trace_id: str, count: int, *, first: int = 0) -> Iterator[MemoryMut
             block_label="human",
             mutation_kind="write",
             diff=compute_memory_diff(f"fact {turn - 1}" if turn else "", f"fact {turn}"),
-            metadata={"letta": _LETTA},
+            metadata={"letta": {**_LETTA, "nonce": secrets.token_hex(16)} if nonces else _LETTA},
         )
 
 
-def envelopes(trace_id: str, count: int, signer: Signer) -> Iterator[dict[str, Any]]:
+def envelopes(trace_id: str, count: int, signer: Signer, *, nonces: bool = False) -> Iterator[dict[str, Any]]:
     """The chain of these mutations."""
     head = GENESIS_HASH
-    for place, context in enumerate(contexts(trace_id, count)):
+    for place, context in enumerate(contexts(trace_id, count, nonces=nonces)):
         envelope = build_memory_envelope(
             context, previous_hash=head, package_version="0.2.0", signer=signer, position=place
         )

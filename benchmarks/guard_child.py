@@ -59,7 +59,6 @@ class Reader:
             ),
             embedding_config=EmbeddingConfig.default_config(provider="openai"),
             block_ids=self._blocks[:5],
-            tools=["core_memory_append"],
             include_base_tools=False,
             message_buffer_autoclear=True,
         )

@@ -136,18 +136,20 @@ class Keyring:
         if not self.roots:
             raise SigningKeyError("no trusted key was given", "pass at least one public key")
         self.roots = [Ed25519Verifier(root).public_key_hex for root in self.roots]
-        self._known: list[Statement] = []
+        self._known: dict[str, Statement] = {}
         self._resolve()
 
     def learn(self, statements: Iterable[Statement]) -> None:
         """Take statements into account, in any order; those no trusted key signed change nothing."""
-        self._known += [one for one in statements if one not in self._known and one.signed()]
+        for one in statements:
+            if str(one.note) not in self._known and one.signed():
+                self._known[str(one.note)] = one
         self._resolve()
 
     def extended(self, statements: Iterable[Statement]) -> Keyring:
         """Return a keyring that knows these statements too."""
         ring = Keyring(self.roots)
-        ring.learn([*self._known, *statements])
+        ring.learn([*self._known.values(), *statements])
         return ring
 
     @property
@@ -209,7 +211,7 @@ class Keyring:
         """Go from the roots along the rotations."""
         self._epochs = {root: _Epoch(Ed25519Verifier(root)) for root in self.roots}
         self.statements, self.conflicts = [], []
-        rotations = [one for one in self._known if one.kind == ROTATION and one.subject not in barred]
+        rotations = [one for one in self._known.values() if one.kind == ROTATION and one.subject not in barred]
         left = sorted(rotations, key=lambda one: (one.subject not in self.roots, one.checkpoint.size, one.subject))
         while True:
             found = next((one for one in left if one.signer in self._epochs), None)
@@ -236,7 +238,7 @@ class Keyring:
         self.statements.append(said)
 
     def _revoke(self) -> None:
-        for said in self._known:
+        for said in self._known.values():
             subject = self._epochs.get(said.subject)
             if said.kind != REVOCATION or subject is None or said.signer not in self._epochs:
                 continue

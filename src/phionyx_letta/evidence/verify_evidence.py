@@ -46,7 +46,7 @@ MEMBERS = (
 )
 GENESIS = "sha256:" + "0" * 64
 MAX_SIZE = 2**63 - 1
-MAX_SMALL, MAX_DIRECTORY, MAX_LINE, MAX_NOTE, PIECE = 4_000_000, 100_000, 64_000_000, 128_000, 1 << 18
+MAX_SMALL, MAX_DIRECTORY, MAX_LINE, MAX_NOTE, PIECE = 4_000_000, 100_000, 16_000_000, 128_000, 1 << 18
 MAX_CHECKPOINTS, MAX_UNREADABLE, MAX_FINDINGS = 10_000, 10_000, 100
 DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError),
@@ -925,7 +925,10 @@ def verify_members(bundle: Bundle, given: Given) -> Report:
     placed = bundle.has("log.txt")
     whole = placed and is_whole(bundle)
     audit = Audit(keys, whole, placed)
-    points = [Point(one.note.size, one.note.root, "key-history", pinned=True) for one in keys.accepted] if keys else []
+    points = [
+        Point(one.note.size, one.note.root, "key-history", signed=one.kind == "key-rotation/v1", pinned=True)
+        for one in (keys.accepted if keys else [])
+    ]
     points += bundled_points(bundle, audit)
     if keys is not None:
         points += outside_points(given.checkpoints, audit, keys)
@@ -1152,6 +1155,9 @@ def main() -> int:
     except (Fault, OSError, UnicodeDecodeError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
+    except MemoryError:
+        print("error: a record of the bundle does not fit into memory", file=sys.stderr)
+        return 1
     if asked.json:
         print(json.dumps({**report._asdict(), "signatures_by": name}))
     else:

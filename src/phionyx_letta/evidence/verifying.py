@@ -19,7 +19,7 @@ from phionyx_letta._lines import read_envelope
 from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.errors import NoteError, TornStoreError
 from phionyx_letta.evidence.container import CHECKPOINTS, ENVELOPES, HISTORY, LAYOUT, MANIFEST, MEMBERS, BundleReader
-from phionyx_letta.keys import Keyring, Statement, statements_in
+from phionyx_letta.keys import ROTATION, Keyring, Statement, statements_in
 from phionyx_letta.ledger.audit import Audit, AuditReport, Linkage, Progress, named_trace
 from phionyx_letta.ledger.audit_log import Outside
 from phionyx_letta.ledger.log.layout import Envelopes, read_layout
@@ -34,7 +34,7 @@ OK, FAILED, NOT_MEASURED = "ok", "failed", "not_measured"
 #: Most checkpoints that are read from a bundle; the exporter writes no more.
 MAX_CHECKPOINTS = 10_000
 #: The longest line of an envelope, bytes.
-MAX_LINE = 64_000_000
+MAX_LINE = 16_000_000
 #: After so many lines that are no JSON the rest is not read.
 _MAX_UNREADABLE = 10_000
 _TELL_EVERY = 1000
@@ -128,7 +128,8 @@ class _Verification:
 
     def _stated(self) -> Iterator[Point]:
         for one in self._ring.statements if self._ring else ():
-            yield Point(one.checkpoint.size, one.checkpoint.root, HISTORY, pinned=True)
+            rotation = one.kind == ROTATION  # a revocation may be by a key that was not in use yet at that size
+            yield Point(one.checkpoint.size, one.checkpoint.root, HISTORY, signed=rotation, pinned=True)
 
     def _bundled(self) -> Iterator[Point]:
         with self._reader.stream(CHECKPOINTS) as file:

@@ -9,8 +9,25 @@ from sqlalchemy import Connection, select
 
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.rollback import LOG_BLOCK, AcceptedRollback, read_accepted
+from phionyx_letta.ledger.statements import lineage
+from phionyx_letta.signing import Ed25519Verifier, Signer, load_verifier
 
-__all__ = ["accepted_rollbacks"]
+__all__ = ["accepted_rollbacks", "own_rollbacks"]
+
+
+def own_rollbacks(connection: Connection, signer: Signer) -> list[AcceptedRollback]:
+    """Those that this key accepted, or one that it took over from."""
+    public: str | None = getattr(signer, "public_key_hex", None)
+    if public is None:  # a shared secret: signing again tells
+        return accepted_rollbacks(connection, lambda signed, signature: signer.sign(signed) == signature)
+    keys: list[Ed25519Verifier] = []
+
+    def verify(signed: str, signature: str) -> bool:
+        if not keys:  # most ledgers have nothing to ask about
+            keys.extend(load_verifier(one) for one in (public, *(said.signer for said in lineage(connection, public))))
+        return any(one.verify(signed, signature) for one in keys)
+
+    return accepted_rollbacks(connection, verify)
 
 
 def accepted_rollbacks(connection: Connection, verify: Callable[[str, str], bool]) -> list[AcceptedRollback]:

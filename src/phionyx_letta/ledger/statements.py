@@ -12,13 +12,13 @@ from sqlalchemy import Connection, func, inspect, or_, select
 
 from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.errors import SigningKeyError, StoreError
-from phionyx_letta.keys import ROTATION, Statement, issue_rotation
+from phionyx_letta.keys import ROTATION, Statement, issue_rotation, statements_in
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.writer import LedgerWriter
 from phionyx_letta.signing import Signer, key_id_of
 
-__all__ = ["refuse_retired", "rotate", "store_statement", "stored_statements"]
+__all__ = ["lineage", "refuse_retired", "rotate", "store_statement", "stored_statements"]
 
 
 def stored_statements(connection: Connection) -> list[str]:
@@ -27,6 +27,21 @@ def stored_statements(connection: Connection) -> list[str]:
         return []
     column = tables.key_statement.c
     return list(connection.execute(select(column.note).order_by(column.id)).scalars())
+
+
+def lineage(connection: Connection, public_key: str) -> list[Statement]:
+    """Return the rotations that led to this key, the newest first.
+
+    Each is signed by the key it led to, so whoever has that key has agreed to it: nobody else can put one in.
+    """
+    said = [one for one in statements_in(stored_statements(connection)) if one.kind == ROTATION]
+    found: list[Statement] = []
+    while True:
+        key = found[-1].signer if found else public_key
+        before = next((one for one in said if one.subject == key and one not in found and one.signed()), None)
+        if before is None:
+            return found
+        found.append(before)
 
 
 def store_statement(connection: Connection, note: str) -> None:
@@ -86,10 +101,12 @@ def refuse_retired(connection: Connection, signer: Signer) -> None:
     """
     public = getattr(signer, "public_key_hex", None)
     column = tables.key_statement.c
-    query = select(column.subject).where(column.kind == ROTATION, column.signer == public)
-    successor = connection.execute(query).scalars().first() if public is not None else None
-    if successor is not None:
+    query = select(column.note).where(column.kind == ROTATION, column.signer == public)
+    notes = connection.execute(query).scalars().all() if public is not None else ()
+    for said in statements_in(notes):
+        if said.signer != public or not said.signed():
+            continue  # the database's owner may write what he likes, and the key has signed nothing
         raise SigningKeyError(
-            f"the signing key {signer.key_id} was replaced by {key_id_of(successor)}",
+            f"the signing key {signer.key_id} was replaced by {key_id_of(said.subject)}",
             "start this server with the new key, and the others too",
         )

@@ -102,9 +102,12 @@ class Guard:
         asked = {mapper.class_ for mapper in state.all_mappers} & self._models
         if not asked:
             return None
-        started = time.monotonic()
+        started, info = time.monotonic(), state.session.info
+        outer = info.pop(_LOADED, None)  # of the statement whose relationships this one loads
         result = state.invoke_statement().freeze()
-        loaded = state.session.info.pop(_LOADED, None)
+        loaded = info.pop(_LOADED, None)
+        if outer:
+            info[_LOADED] = outer
         if loaded:
             self._check_loaded(state.session, loaded, self._history in asked, started)
         return result()

@@ -20,7 +20,7 @@ from phionyx_letta.ledger.rollback import (
     belongs,
     excuses,
 )
-from phionyx_letta.ledger.rollback_sql import accepted_rollbacks
+from phionyx_letta.ledger.rollback_sql import own_rollbacks
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.tree import sql_nodes
 from phionyx_letta.merkle import root_at
@@ -42,7 +42,7 @@ def given_up(
         base: the log's name in the settings.
         outside: checkpoints of this key, from outside the database.
     """
-    accepted = accepted_rollbacks(connection, key.made)
+    accepted = own_rollbacks(connection, key.signer)
     ours = [one for one in outside if belongs(one.origin, base) and not excuses(accepted, one)]
     nodes = sql_nodes(connection)
 

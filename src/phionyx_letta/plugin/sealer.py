@@ -43,7 +43,7 @@ from phionyx_letta.errors import PhionyxError, SigningKeyError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, finite
 from phionyx_letta.ledger.rollback import current_origin
-from phionyx_letta.ledger.rollback_sql import accepted_rollbacks
+from phionyx_letta.ledger.rollback_sql import own_rollbacks
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.statements import refuse_retired
 from phionyx_letta.ledger.tree import LogWriter, default_origin, stored_size
@@ -191,7 +191,7 @@ class Sealer:
     def _issued(
         self, connection: Connection, log: LogWriter, policy: CheckpointPolicy, *, every: int
     ) -> tuple[Checkpoint, str] | None:
-        origin = current_origin(policy.origin, accepted_rollbacks(connection, self._key.made))
+        origin = current_origin(policy.origin, own_rollbacks(connection, self._key.signer))
         if origin != self._origin:
             logger.warning("phionyx-letta: a rollback was accepted: the log goes on as %r", origin)
             self._origin, self._signed_size, self._went_back = origin, None, False

@@ -26,7 +26,7 @@ from phionyx_letta.ledger.log.keeper import SinkKeeper
 from phionyx_letta.ledger.log.opening import open_sinks
 from phionyx_letta.ledger.log.sink import Published
 from phionyx_letta.ledger.rollback import current_origin
-from phionyx_letta.ledger.rollback_sql import accepted_rollbacks
+from phionyx_letta.ledger.rollback_sql import own_rollbacks
 from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.tree import stored_checkpoint
@@ -128,7 +128,7 @@ class _Sinks:
         self._keeper = SinkKeeper(sinks, cosigned=self._cosigned)
         if policy is not None and sinks:
             with ledger.engine.connect() as connection:
-                accepted = accepted_rollbacks(connection, key.made)
+                accepted = own_rollbacks(connection, key.signer)
                 note = stored_checkpoint(connection, current_origin(policy.origin, accepted))
             if note is not None:
                 self.publish((Checkpoint.parse(parse_note(note).text), note))

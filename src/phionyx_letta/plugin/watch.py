@@ -15,12 +15,14 @@ from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.rollback import current_origin
 from phionyx_letta.ledger.rollback_sql import accepted_rollbacks
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.ledger.statements import lineage
 from phionyx_letta.ledger.tree import default_origin, stored_checkpoint
 from phionyx_letta.plugin.evidence import Reader
 from phionyx_letta.plugin.logview import LogView, Verifies
 from phionyx_letta.plugin.outside import OutsideCheckpoints
 from phionyx_letta.plugin.runtime import PluginKey, logger
 from phionyx_letta.signing import Verifier, load_verifier
+from phionyx_letta.signing_command import CommandSigner
 
 if TYPE_CHECKING:
     from phionyx_letta.plugin.guard import Guard
@@ -99,14 +101,18 @@ class LogWatch:
         assert key is not None
         settings = self._runtime.settings
         verifiers = [load_verifier(name) for name in settings.trusted_keys.split()]
+        own = _public_keys(key)
         with ledger.engine.connect() as connection:
+            rotations = [one for public in own for one in lineage(connection, public)]
+            verifiers += [load_verifier(one.signer) for one in rotations]
             accepted = accepted_rollbacks(connection, verifies_with(key, verifiers))
         origin = current_origin(settings.log_origin or default_origin(str(key.signer.key_id)), accepted)
-        public = [*_public_keys(key), *(one.public_key_hex for one in verifiers)]
+        public = [*own, *(one.public_key_hex for one in verifiers)]
         self._outside = OutsideCheckpoints(settings.sinks, origin, public)
         self._outside.ask_repositories()
         self._view = LogView(verifies_with(key, verifiers))
-        open_view(self._view, ledger, self._outside.newest(), origin, public)
+        taken_over = rotations[0].checkpoint if rotations else None
+        open_view(self._view, ledger, self._outside.newest(), origin, public, taken_over=taken_over)
         self._seconds = round(time.monotonic() - started, 3)
         if self._view.fault is not None:
             logger.error("phionyx-letta: guarded reads refuse everything: %s", self._view.fault)
@@ -124,16 +130,23 @@ class LogWatch:
 
 
 def open_view(
-    view: LogView, ledger: SqlLedger, outside: Checkpoint | None, origin: str, public_keys: list[str]
+    view: LogView,
+    ledger: SqlLedger,
+    outside: Checkpoint | None,
+    origin: str,
+    public_keys: list[str],
+    *,
+    taken_over: Checkpoint | None = None,
 ) -> None:
     """Take the whole log into a view, in flat memory, and hold it to the newest checkpoint there is.
 
     What a checkpoint covers need not be verified one by one: its root shows that all of it is as it was signed. So the one in
-    the database serves where none is outside; it may be an old one, which then only covers less.
+    the database serves where none is outside; it may be an old one, which then only covers less. So does the state of the log
+    where this process's key took over from another, which it signed itself.
     """
     with ledger.engine.connect() as connection:
         note = stored_checkpoint(connection, origin)
-        points = [outside] if outside is not None else []
+        points = [one for one in (outside, taken_over) if one is not None]
         if note is not None:
             try:
                 points.append(open_checkpoint(note, public_keys, origin=origin).checkpoint)
@@ -155,6 +168,9 @@ def open_view(
 def verifies_with(key: PluginKey, trusted: list[Any]) -> Verifies:
     """Whether this process's key or a trusted one made a signature. Signing again is the quicker way to check one's own."""
     signer, verifiers = key.signer, list[Verifier](trusted)
+    if isinstance(signer, CommandSigner):  # somebody else's program, which agents should not wait for
+        verifiers = [signer.verifier(), *verifiers]
+        return lambda current, signature: any(one.verify(current, signature) for one in verifiers)
 
     def verifies(current: str, signature: str) -> bool:
         return signer.sign(current) == signature or any(one.verify(current, signature) for one in verifiers)

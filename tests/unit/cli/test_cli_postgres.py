@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from bundle_rows import put_row
 from cli_helpers import AGENT, Key, error_of, run, run_json
 from sqlalchemy import text
 
-from phionyx_letta import __version__, compute_memory_diff, generate_key
+from phionyx_letta import __version__, compute_memory_diff, generate_key, get_signer
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin.outbox import OutboxKey
@@ -20,6 +22,9 @@ _LETTA = (
     'create table block (id varchar primary key, organization_id varchar, value text, label varchar, description text, "limit" int,'
     " read_only bool)",
     "create table blocks_agents (agent_id varchar, block_id varchar)",
+    "create table block_history (id varchar, block_id varchar, sequence_number int, value text, label varchar, description text,"
+    ' "limit" int, metadata_ json, actor_type varchar, actor_id varchar, organization_id varchar, is_deleted bool,'
+    " _created_by_id varchar, created_at timestamptz)",
     "insert into block values ('block-1', 'org-1', 'hello ü', 'human', null, 100, false)",
     "insert into block values ('block-2', null, '', 'empty', 'd', 5, true)",
     f"insert into blocks_agents values ('{AGENT}', 'block-1')",
@@ -226,3 +231,32 @@ class TestLog:
         assert "failing since 2026, 3 times: no space" in messages("sink folder /bad", "fail", 1)
         assert "not told" in messages("sink folder /old", "warn", 1)
         assert "not told" in messages("sink folder /odd", "warn", 1)
+
+
+class TestKeysAndBundles:
+    """A rotation between two writes, then evidence of both, on PostgreSQL."""
+
+    def test_a_bundle_over_a_rotation(self, ledger: SqlLedger, key: Key, tmp_path: Path) -> None:
+        for turn in range(2):
+            for agent in ("agent-a", "agent-b"):
+                current = get_signer({"PHIONYX_LETTA_SIGNING_KEY": str(key.path)})
+                put_row(ledger, OutboxKey.of(current), f"block-{agent}-{turn}", agent=agent)
+            assert run_json("seal")["sealed"] == 2
+            if turn == 0:
+                rotated = run_json("keys", "rotate")
+                assert (rotated["signer"], rotated["log_size"]) == (key.public, 2)
+        assert run_json("verify", "--key", key.public)["verdict"] == "valid"
+        for traces in ([], ["agent-a"]):
+            path = tmp_path / f"evidence-{len(traces)}.zip"
+            run_json("export", "--bundle", *traces, "-o", path, "--key", key.public)
+            report = run_json("verify", path, "--key", key.public)
+            assert (report["verdict"], report["dimensions"]["key_trust"]) == ("valid", "ok")
+
+    def test_a_worker_that_was_seen_lately_forbids_a_rotation(self, ledger: SqlLedger, key: Key) -> None:
+        for age, code in ((5, 2), (600, 0)):
+            with ledger.engine.begin() as connection:
+                connection.execute(tables.worker.delete())
+                seen = datetime.now(UTC) - timedelta(seconds=age)
+                row = {"worker_id": "w", "seen_at": seen, "armed": True, "key_id": key.signer.key_id, "info": "{}"}
+                connection.execute(tables.worker.insert().values(**row))
+            assert run("keys", "rotate").exit_code == code

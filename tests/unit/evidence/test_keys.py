@@ -156,6 +156,15 @@ class TestTheft:
         assert lived.ledger.select(newest=True, limit=1)[-1].seq == 17
         assert lived.ledger.has_pending()
 
+    def test_a_replacement_that_the_key_did_not_sign_stops_nothing(self, lived: History) -> None:
+        from phionyx_letta.ledger import tables
+
+        row = {"kind": "key-rotation/v1", "signer": THIRD.public_key_hex, "subject": "ab" * 32, "at": ""}
+        for note in ("hello", issue_rotation(point(lived, 6), FIRST, SECOND, NOW)):
+            with lived.ledger.engine.begin() as connection:
+                connection.execute(tables.key_statement.insert().values(**row, note=note))
+        lived.write("agent-a", "block-agent-a", "goes on")
+
     def test_what_a_replaced_key_recorded_holds_up_the_next_rotation(self, lived: History) -> None:
         lived.use(FIRST)
         with pytest.raises(SigningKeyError):
@@ -260,6 +269,25 @@ class TestHandingOver:
         last = list(lived.ledger.iter_all())[-1]
         assert "content" not in last["subject"]["metadata"]["letta"]
         assert "is not this key's" not in caplog.text
+
+    def test_guarded_reads_know_what_earlier_keys_sealed(self, lived: History) -> None:
+        from phionyx_letta.ledger.statements import lineage
+        from phionyx_letta.plugin.logview import LogView
+        from phionyx_letta.plugin.watch import open_view, verifies_with
+        from phionyx_letta.signing import load_verifier
+
+        with lived.ledger.engine.connect() as connection:
+            rotations = lineage(connection, THIRD.public_key_hex)
+            assert lineage(connection, THIEF.public_key_hex) == []
+        assert [one.signer for one in rotations] == [SECOND.public_key_hex, FIRST.public_key_hex]
+        view = LogView(verifies_with(lived.key, [load_verifier(one.signer) for one in rotations]))
+        open_view(
+            view, lived.ledger, None, "another/origin", [THIRD.public_key_hex], taken_over=rotations[0].checkpoint
+        )
+        assert (view.fault, view.size, view.disbelieved) == (None, 18, 0)
+        older = LogView(verifies_with(lived.key, []))
+        open_view(older, lived.ledger, None, "another/origin", [THIRD.public_key_hex])
+        assert older.disbelieved == 18  # not even its own, whose chains begin with the others
 
     def test_a_key_takes_over_once(self, lived: History) -> None:
         with pytest.raises(SigningKeyError, match="was replaced"):
