@@ -6,11 +6,12 @@ line by line where that is cheap, else replaced as a whole: the diff is valid in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from phionyx_letta._align import Gap, differing_gaps
 
-__all__ = ["unified_diff"]
+__all__ = ["apply_unified", "unified_diff"]
 
 CONTEXT = 3
 _SPLIT_CELLS = 4_000_000  # characters times characters below which a span is not split further
@@ -18,6 +19,7 @@ _LINE_BUDGET = 20_000_000  # cells (lines times lines) that all spans together m
 _LINE = 5_000  # what one line costs in cells, whatever it is compared with
 _CHUNK = 1 << 16  # characters handled in one step, so that other threads may run between steps
 _NO_NEWLINE = "\n\\ No newline at end of file\n"
+_HUNK = re.compile(r"@@ -(\d+),(\d+) \+(\d+),(\d+) @@", re.ASCII)
 
 
 def unified_diff(before: str, after: str) -> str:
@@ -35,6 +37,38 @@ def unified_diff(before: str, after: str) -> str:
         out.append(f"@@ -{_span(old_line, old_count)} +{_span(new_line, new_count)} @@\n{body}")
         counted, old_line, new_line = end, old_line + old_count, new_line + new_count
     return "".join(out)
+
+
+def apply_unified(before: str, patch: str) -> str | None:
+    """Return the text after, given the text before and what `unified_diff` made of both; None where they do not fit."""
+    lines, out, at = _lines(before), [], 0
+    for start, old, new in _hunks(patch):
+        if start < at or lines[start : start + len(old)] != old:
+            return None
+        out += [*lines[at:start], *new]
+        at = start + len(old)
+    return "".join([*out, *lines[at:]])
+
+
+def _hunks(patch: str) -> Iterator[tuple[int, list[str], list[str]]]:
+    """Yield where each hunk starts (0-based line) and its lines before and after."""
+    start, old, new, last = -1, [], [], ""  # type: int, list[str], list[str], str
+    for line in patch.split("\n")[2:]:
+        header = _HUNK.fullmatch(line)
+        if header is not None:
+            if start >= 0:
+                yield start, old, new
+            start, old, new = int(header[1]) - (1 if int(header[2]) else 0), [], []
+            continue
+        if line[:1] != "\\":
+            last = line[:1]
+        for side, marks in ((old, " -"), (new, " +")):
+            if last and last in marks and line[:1] == "\\":
+                side[-1:] = [one.removesuffix("\n") for one in side[-1:]]
+            elif line and last in marks:
+                side.append(line[1:] + "\n")
+    if start >= 0:
+        yield start, old, new
 
 
 def _line_gaps(before: str, after: str) -> list[Gap]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from phionyx_letta.errors import SettingsError
@@ -31,6 +31,10 @@ class Settings(BaseSettings):
     )
     include_diff_text: bool = Field(
         default=False, description="Keep the unified diff, and so the content, in envelopes."
+    )
+    commitments: Literal["plain", "salted"] = Field(
+        default="plain",
+        description="salted: hashes of content are keyed with a salt per block, which is destroyed when it is forgotten.",
     )
     signing_key: str | None = Field(default=None, description="Path of the Ed25519 key file, or its 64 hex digits.")
     signing_command: str | None = Field(
@@ -94,13 +98,25 @@ class Settings(BaseSettings):
         description="Public keys that guarded reads trust beside this process's own, separated by spaces: files or 64 hex digits.",
     )
 
-    @field_validator("on_error", "guard", mode="before")
+    @field_validator("on_error", "guard", "commitments", mode="before")
     @classmethod
     def _in_lower_case(cls, value: object) -> object:
         return value.strip().lower() if isinstance(value, str) else value
 
+    @field_validator("commitments")
+    @classmethod
+    def _without_content(cls, value: str, info: ValidationInfo) -> str:
+        if value == "salted" and info.data.get("include_diff_text"):
+            raise ValueError("salted hashes hide what PHIONYX_LETTA_INCLUDE_DIFF_TEXT keeps: choose one of them")
+        return value
+
     @model_validator(mode="after")
     def _guard_fits(self) -> Settings:
+        if self.guard != "off" and self.commitments == "salted":
+            raise ValueError(
+                "guarded reads compare bare digests of prompts and checkpoints, which PHIONYX_LETTA_COMMITMENTS=salted forbids: "
+                "set PHIONYX_LETTA_GUARD=off, or leave commitments plain"
+            )
         if self.guard == "reject" and self.on_error != "closed":
             raise ValueError(
                 "PHIONYX_LETTA_GUARD=reject needs PHIONYX_LETTA_ON_ERROR=closed: a write that went unrecorded would be refused "

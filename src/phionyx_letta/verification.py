@@ -53,6 +53,23 @@ class BlockHead(NamedTuple):
     after_hash: str
     size_bytes: int
     chars: int
+    forgotten: bool = False
+    """The salt of that hash was destroyed, as a signed envelope says: the next state cannot be compared with it."""
+
+
+def state_after(diff: dict[str, Any], letta: dict[str, Any], last: BlockHead | None) -> BlockHead:
+    """The state in which an envelope leaves its block.
+
+    It is forgotten where `metadata.letta.salt_destroyed` names the salt of `after_hash`, and stays so while attach and detach
+    repeat that hash.
+    """
+    salt = letta.get("salt")
+    forgotten = isinstance(salt, str) and letta.get("salt_destroyed") == salt
+    if last is not None and last.forgotten and last.after_hash == diff["after_hash"]:
+        forgotten = True
+    return BlockHead(
+        diff["after_hash"], diff["after_size_bytes"], diff["added_chars"] + diff["unchanged_chars"], forgotten
+    )
 
 
 class ChainVerifier:
@@ -121,8 +138,9 @@ class ChainVerifier:
         self._check_place(position, block_id, subject)
         self._check_signature(position, block_id, subject, integrity, place)
         letta = subject["metadata"].get("letta")
-        if not isinstance(letta, dict) or letta.get("content") != CONTENT_UNKNOWN:
-            self._check_linkage(position, block_id, mutation["diff"])
+        letta = letta if isinstance(letta, dict) else {}
+        if letta.get("content") != CONTENT_UNKNOWN:
+            self._check_linkage(position, block_id, mutation["diff"], letta)
 
     def fail(self, message: str) -> None:
         """Record that the chain could not be read further."""
@@ -277,19 +295,18 @@ class ChainVerifier:
             message = "keys were changed or revoked: whether each was used in its time only the log shows"
             self._find(self.seen - 1, None, "key_trust", NOT_MEASURED, message)
 
-    def _check_linkage(self, position: int, block_id: str, diff: dict[str, Any]) -> None:
+    def _check_linkage(self, position: int, block_id: str, diff: dict[str, Any], letta: dict[str, Any]) -> None:
         last = self._block_heads.get(block_id)
-        unchanged = diff["unchanged_chars"]
-        self._block_heads[block_id] = BlockHead(
-            diff["after_hash"], diff["after_size_bytes"], diff["added_chars"] + unchanged
-        )
+        self._block_heads[block_id] = state_after(diff, letta, last)
         if last is None:
             return
         if last.after_hash == diff["before_hash"]:
-            before = (diff["before_size_bytes"], diff["removed_chars"] + unchanged)
-            if before != last[1:]:
+            before = (diff["before_size_bytes"], diff["removed_chars"] + diff["unchanged_chars"])
+            if before != last[1:3]:
                 message = "the size before is not the one the block's last envelope left, though the hash is"
-                self._find(position, block_id, "block_linkage", FAILED, message, _sizes(*last[1:]), _sizes(*before))
+                self._find(position, block_id, "block_linkage", FAILED, message, _sizes(*last[1:3]), _sizes(*before))
+            return
+        if last.forgotten:
             return
         message = "before_hash is not the state the block's last envelope left"
         if self._ledger_wide:

@@ -583,7 +583,7 @@ class TestRecordedStates:
         rig.write("b", "two")
         rig.seal()
         rig.sql("delete from phionyx_block")
-        rig.sql("insert into phionyx_block values (%s, %s, %s, %s, %s, %s, %s, %s)", *old)
+        rig.sql(f"insert into phionyx_block values ({', '.join(['%s'] * len(old))})", *old)
         rig.put(rig.row(attached("b", "agent-2")))
         rig.seal_afresh()
         report = verify_ledger(rig.ledger, verifier=verifier_of(rig.key))

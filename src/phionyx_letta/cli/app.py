@@ -18,6 +18,8 @@ from phionyx_letta.cli.keys import keygen
 from phionyx_letta.cli.log import log
 from phionyx_letta.cli.memory import memory
 from phionyx_letta.cli.output import complain
+from phionyx_letta.cli.receipt import receipt
+from phionyx_letta.cli.reconcile import reconcile
 from phionyx_letta.cli.rotation import keys
 from phionyx_letta.cli.run import run
 from phionyx_letta.cli.seal import baseline, seal
@@ -111,6 +113,8 @@ app.command(short_help="Show one change: who, when, why, what.")(show)
 app.command(short_help="Check that nothing was tampered with.")(verify)
 app.command(short_help="Sign and chain what waits in the outbox.")(seal)
 app.command(short_help="Record blocks older than the plugin.")(baseline)
+app.command(short_help="Find, adopt or undo what was done past the plugin.")(reconcile)
+app.command(short_help="Write a receipt for something forgotten.")(receipt)
 app.command(short_help="Write chains to a file or a folder.")(export)
 app.add_typer(keys, name="keys", short_help="Replace the signing key, or revoke one.")
 app.add_typer(memory, name="memory", short_help="Memory files that change by reviewed patches.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from phionyx_letta.plugin.sealer import SealReport
     from phionyx_letta.settings import Settings
 
-__all__ = ["baseline", "check_key_fits", "existing_key", "seal", "sealed"]
+__all__ = ["baseline", "check_key_fits", "existing_key", "require_letta", "seal", "sealed", "signing_key"]
 
 PATIENCE = 30.0  # s, while another process seals
 
@@ -32,7 +32,7 @@ def seal(ledger: Ledger = None, as_json: Json = False) -> int:
     For a server that was stopped before it had sealed everything. Exit 1 where a row was refused: it was not written by a
     process that holds the key.
     """
-    name, key = ledger_name(ledger), _signing_key()
+    name, key = ledger_name(ledger), signing_key()
     with open_database(name) as database:
         check_key_fits(database, key)
         result = sealed(database, key)
@@ -45,9 +45,9 @@ def baseline(ledger: Ledger = None, as_json: Json = False) -> int:
 
     A running server does this at its start unless PHIONYX_LETTA_BASELINE=off.
     """
-    name, key = ledger_name(ledger), _signing_key()
+    name, key = ledger_name(ledger), signing_key()
     with open_database(name, empty_is_fine=True) as database:
-        _require_letta(database)
+        require_letta(database)
         _create_tables(name)
         before, result = _record(database, key)
     result = {"blocks": before, **result}
@@ -68,7 +68,12 @@ def existing_key(settings: Settings) -> PluginKey | None:
     return load_key(settings) if (settings.home_path() / "signing.key").exists() else None
 
 
-def _signing_key() -> PluginKey:
+def signing_key() -> PluginKey:
+    """The key of the settings.
+
+    Raises:
+        CommandError: there is none here.
+    """
     from phionyx_letta.settings import load_settings
 
     key = existing_key(load_settings())
@@ -137,15 +142,18 @@ def _add(total: SealReport, report: SealReport) -> None:
 
 def _record(database: SqlLedger, key: PluginKey) -> tuple[int, dict[str, Any]]:
     """Record and seal in turn: a block whose write waits in the outbox counts as recorded once that write is sealed."""
+    from phionyx_letta.ledger.salts import SaltKey
     from phionyx_letta.plugin.baseline import record_baseline, unrecorded_blocks
+    from phionyx_letta.settings import load_settings
 
+    salts, salted = SaltKey.of(key.signer), load_settings().commitments == "salted"
     with database.engine.connect() as connection:
         before = unrecorded_blocks(connection)
     worker_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     deadline = time.monotonic() + PATIENCE
     totals: dict[str, Any] = {"sealed": 0, "refused": 0, "refusals": []}
     while True:
-        left = record_baseline(database, key.outbox, worker_id)
+        left = record_baseline(database, key.outbox, worker_id, salts=salts, salted=salted)
         result = sealed(database, key)
         for name, value in totals.items():
             totals[name] = value + result[name]
@@ -159,7 +167,12 @@ def _record(database: SqlLedger, key: PluginKey) -> tuple[int, dict[str, Any]]:
         return before, {**result, **totals, "unrecorded": unrecorded_blocks(connection)}
 
 
-def _require_letta(database: SqlLedger) -> None:
+def require_letta(database: SqlLedger) -> None:
+    """Make sure that this is the database of a Letta server.
+
+    Raises:
+        CommandError: it is not.
+    """
     from sqlalchemy import inspect
 
     if database.engine.dialect.name != "postgresql" or not inspect(database.engine).has_table("block"):

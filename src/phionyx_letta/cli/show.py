@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["diff_text", "show"]
+__all__ = ["diff_text", "one_entry", "show"]
 
 _DIGEST = re.compile(r"(?:envelope://)?(?:sha256:)?([0-9a-f]{4,64})")
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan", "\\": "dim"}
@@ -35,13 +35,23 @@ def show(
     The signature is shown, not checked: `verify` does that.
     """
     with open_source(ledger) as source:
-        entry = _entry(source, ref, position)
+        entry = one_entry(source, ref, position)
     result = {"trace_id": entry.trace_id, "position": entry.position, "seq": entry.seq, "envelope": entry.envelope}
     answer(result, as_json=as_json, show=lambda console: _page(console, entry))
     return 0
 
 
-def _entry(source: Source, ref: str, position: int | None) -> Entry:
+def one_entry(source: Source, ref: str, position: int | None) -> Entry:
+    """The one envelope that is meant.
+
+    Args:
+        source: where it is looked for.
+        ref: the first digits of its hash; a chain's id where ``position`` is given.
+        position: its place in that chain.
+
+    Raises:
+        CommandError: there is none, or there are several.
+    """
     if position is not None:
         entry = source.at(ref, position)
         if entry is None:

@@ -57,6 +57,10 @@ _MEANING = {
         "failed": "a change between is not recorded",
         "not_measured": "only the whole ledger shows it",
     },
+    "receipt": {
+        "ok": "it says what its signed envelope says",
+        "failed": "it does not say what its envelope says",
+    },
     "live": {
         "ok": "the blocks in Letta's tables hold what was recorded",
         "failed": "a block or its checkpoints were changed outside",
@@ -83,7 +87,7 @@ def verify(
         typer.Argument(
             metavar="TARGET",
             help="Database URL, SQLite file, bundle, store folder, folder of one chain, .jsonl file of envelopes, "
-            "or .json file of one. Default: the ledger.",
+            "or .json file of one or of a receipt. Default: the ledger.",
         ),
     ] = None,
     key: Keys = None,
@@ -226,6 +230,7 @@ def _file(
     from phionyx_letta.evidence.container import looks_like_zip
     from phionyx_letta.ledger.audit import verify_envelope, verify_lines
     from phionyx_letta.ledger.audit_log import LogAudit
+    from phionyx_letta.ledger.receipt import is_receipt, verify_receipt
 
     if path.name == _INDEX and _is_index(path):
         _refuse_checkpoints(outside)
@@ -240,6 +245,8 @@ def _file(
             raise CommandError(
                 f"{path} is not JSON, or repeats a key", "give one envelope, or a .jsonl file", FAILED
             ) from None
+        if is_receipt(content):
+            return verify_receipt(content, verifier=keys)
         if isinstance(content, dict) and content.keys() <= {"trace_id", "position", "seq", "envelope"}:
             content = _unwrapped(content)  # what `show --json` prints
         return verify_envelope(content, verifier=keys)

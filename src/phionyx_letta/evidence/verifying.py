@@ -157,8 +157,8 @@ class _Verification:
         for record in self._outside.problems:
             said = record.problem.message if record.problem else "it is no checkpoint"
             self._audit.note(CHECKPOINT, f"{record.place}: {said}")
-        for size, root, place in self._outside.checkpoints:
-            yield Point(size, root, place, outside=True)
+        for point, place in self._outside.checkpoints:
+            yield Point(point.size, point.root, place, outside=True)
 
     def _is_whole(self) -> bool:
         """The layout of a whole log is one line; an empty log has none."""

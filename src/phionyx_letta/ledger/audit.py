@@ -17,7 +17,7 @@ from phionyx_letta.envelope import envelope_hash
 from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger.store import EnvelopeStore
 from phionyx_letta.signing import Verifier, signature_algorithm
-from phionyx_letta.verification import DIMENSIONS, BlockHead, ChainVerifier
+from phionyx_letta.verification import DIMENSIONS, BlockHead, ChainVerifier, state_after
 
 __all__ = [
     "Audit",
@@ -344,7 +344,7 @@ class Linkage:
 
     def __init__(self) -> None:
         """Start with no block known."""
-        self._heads: dict[str, str] = {}
+        self._heads: dict[str, BlockHead] = {}
         self._unbroken = True
 
     def feed(self, envelope: object) -> None:
@@ -353,8 +353,10 @@ class Linkage:
             self._unbroken = False
             return
         block, diff = envelope["mutation"]["block_id"], envelope["mutation"]["diff"]
-        self._unbroken = self._unbroken and self._heads.get(block, diff["before_hash"]) == diff["before_hash"]
-        self._heads[block] = diff["after_hash"]
+        letta = envelope["subject"]["metadata"].get("letta")
+        last = self._heads.get(block)
+        self._heads[block] = state_after(diff, letta if isinstance(letta, dict) else {}, last)
+        self._unbroken = self._unbroken and (last is None or last.forgotten or last.after_hash == diff["before_hash"])
 
     def settled(self, report: AuditReport) -> AuditReport:
         """Return the report with what was measured here."""

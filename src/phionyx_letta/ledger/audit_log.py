@@ -7,27 +7,31 @@ the newest checkpoint reaches.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.errors import NoteError
 from phionyx_letta.keys import Keyring
 from phionyx_letta.ledger.audit import Audit
 from phionyx_letta.ledger.log.layout import Envelopes
 from phionyx_letta.ledger.log.reading import CheckpointRecord, read_checkpoints
 from phionyx_letta.ledger.log.walk import LogWalk, Point
+from phionyx_letta.ledger.rollback import EVENT, AcceptedRollback, excuses, read_accepted
 from phionyx_letta.merkle import MAX_SIZE, Frontier, leaf_hash
 
 __all__ = ["EpochAudit", "LogAudit", "Outside", "read_outside"]
 
 CHECKPOINT, KEY_TRUST = "checkpoint", "key_trust"
+_MARK = EVENT.encode("ascii")
 
 
 @dataclass(frozen=True)
 class Outside:
-    """The checkpoints that were found: (size, root, place), by size, and what was no checkpoint."""
+    """The checkpoints that were found and where, by size, and what was no checkpoint."""
 
-    checkpoints: list[tuple[int, bytes, str]]
+    checkpoints: list[tuple[Checkpoint, str]]
     problems: list[CheckpointRecord]
 
 
@@ -42,7 +46,7 @@ def read_outside(sources: Iterable[str], public_keys: Sequence[str], ring: Keyri
     Raises:
         StoreError: a source is not there or cannot be read.
     """
-    found: dict[tuple[int, bytes], str] = {}
+    found: dict[Checkpoint, str] = {}
     problems = []
     for source in sources:
         for record in read_checkpoints(source, public_keys):
@@ -56,8 +60,8 @@ def read_outside(sources: Iterable[str], public_keys: Sequence[str], ring: Keyri
             except NoteError as error:
                 problems.append(CheckpointRecord(record.place, None, error, record.origin))
             else:
-                found.setdefault((point.size, point.root), record.place)
-    return Outside(sorted((size, root, place) for (size, root), place in found.items()), problems)
+                found.setdefault(record.signed.checkpoint, record.place)
+    return Outside(sorted(found.items(), key=lambda one: (one[0].size, one[0].root)), problems)
 
 
 class LogAudit:
@@ -71,8 +75,8 @@ class LogAudit:
         self._next = 0  # place in the list of the checkpoint that comes next
         self._tree = Frontier()
         self._agreed: int | None = None  # size of the newest checkpoint that agreed
-        self._broken: tuple[int, str] | None = None  # size and place of the first that did not
-        self._disagreed = 0
+        self._disagreeing: list[tuple[Checkpoint, str]] = []
+        self._accepted: list[AcceptedRollback] = []
         self._compare()
 
     def feed(self, body: str | bytes) -> None:
@@ -80,34 +84,51 @@ class LogAudit:
         data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
         self._tree.append(leaf_hash(data))
         self._compare()
+        if _MARK in data:
+            self._accept(data)
+
+    def _accept(self, data: bytes) -> None:
+        try:
+            envelope = json.loads(data)
+        except (ValueError, RecursionError):
+            return
+        verifier, place = self._audit.verifier, self._tree.size - 1
+        if verifier is None:
+            return
+        at = getattr(verifier, "verify_at", None)  # of keys that were replaced, the one whose time it was counts
+        verify = verifier.verify if at is None else lambda signed, by: at(signed, by, place)
+        found = read_accepted(envelope, verify)
+        if found is not None:
+            self._accepted.append(found)
 
     def _compare(self) -> None:
         points = self._outside.checkpoints
-        while self._next < len(points) and points[self._next][0] == self._tree.size:
-            size, root, place = points[self._next]
+        while self._next < len(points) and points[self._next][0].size == self._tree.size:
+            point, place = points[self._next]
             self._next += 1
-            if self._tree.root() == root:
-                self._agreed = size
+            if self._tree.root() == point.root:
+                self._agreed = point.size
             else:
-                self._disagreed += 1
-                self._broken = self._broken or (size, place)
+                self._disagreeing.append((point, place))
 
     def finish(self) -> None:
-        """Say what the checkpoints show."""
+        """Say what the checkpoints show; those that were given up with an accepted rollback are no fault."""
         for record in self._outside.problems:
             said = record.problem.message if record.problem else "it is no checkpoint"
             self._audit.note(CHECKPOINT, f"{record.place}: {said}")
-        beyond = self._outside.checkpoints[self._next :]
-        if self._broken is not None:
-            self._say_rewritten(*self._broken)
+        broken = [one for one in self._disagreeing if not excuses(self._accepted, one[0])]
+        beyond = [one for one in self._outside.checkpoints[self._next :] if not excuses(self._accepted, one[0])]
+        if broken:
+            self._say_rewritten(*broken[0], len(broken))
         if beyond:
             self._say_cut(*beyond[-1])
-        if self._agreed is not None and not beyond and self._broken is None:
+        if self._agreed is not None and not beyond and not broken:
             self._audit.measured(CHECKPOINT)
         self._audit.covered = self._agreed
 
-    def _say_rewritten(self, size: int, place: str) -> None:
-        good = max((one[0] for one in self._outside.checkpoints if one[0] < size), default=0)
+    def _say_rewritten(self, point: Checkpoint, place: str, disagreeing: int) -> None:
+        size = point.size
+        good = max((one.size for one, _ in self._outside.checkpoints if one.size < size), default=0)
         message = "what was sealed was rewritten, removed, inserted or moved: the log is not the one that was signed"
         if self._agreed is not None and self._agreed >= size:
             message = "two signed checkpoints contradict each other: the log was forked, by whoever had its key"
@@ -115,13 +136,16 @@ class LogAudit:
             CHECKPOINT,
             f"{message} (envelopes {good} to {size - 1} in the sealing order)",
             expected=f"the root signed at {size} envelopes ({place})",
-            found=f"another; {self._disagreed} checkpoints disagree",
+            found=f"another; {disagreeing} checkpoints disagree",
         )
 
-    def _say_cut(self, size: int, _root: bytes, place: str) -> None:
+    def _say_cut(self, point: Checkpoint, place: str) -> None:
         message = "the end is missing: envelopes were cut off, a chain was removed, or the database was set back to an older state"
         self._audit.fail(
-            CHECKPOINT, message, expected=f"{size} envelopes at least ({place})", found=f"{self._tree.size} envelopes"
+            CHECKPOINT,
+            message,
+            expected=f"{point.size} envelopes at least ({place})",
+            found=f"{self._tree.size} envelopes",
         )
 
 

@@ -20,6 +20,7 @@ from phionyx_letta.envelope import GENESIS_HASH, MemoryMutationContext, Signs, b
 from phionyx_letta.errors import LedgerUnavailable
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import upsert_rows
+from phionyx_letta.ledger.salts import salts_in_use
 from phionyx_letta.ledger.tree import sql_nodes
 from phionyx_letta.ledger.writer import LedgerWriter
 from phionyx_letta.merkle import consistency_proof
@@ -206,6 +207,11 @@ class SqlLedger:
         query = select(tables.outbox.c.id).where(tables.outbox.c.refused.is_(None)).limit(1)
         with self._reported(), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             return connection.execute(query).first() is not None
+
+    def salted(self) -> bool:
+        """Whether this ledger has salted commitments (then it goes on salting)."""
+        with self._reported(), self.engine.connect() as connection:
+            return salts_in_use(connection)
 
     def consistency_proof(self, old: int, new: int) -> list[bytes]:
         """The proof that the log of ``old`` envelopes begins that of ``new`` ones.

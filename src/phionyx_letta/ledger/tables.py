@@ -17,6 +17,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
     func,
     text,
 )
@@ -79,9 +80,23 @@ block = Table(
         "agents", Text, nullable=False, comment="JSON list of the agents the block is attached to; null if not known"
     ),
     Column("seq", BigInteger, nullable=False, comment="the last envelope about this block"),
+    Column("salt", String, comment="name of the salt its hash was made with; null: a bare hash"),
+    Column(
+        "forgotten", Boolean, nullable=False, comment="that salt was destroyed: nothing can be compared with the hash"
+    ),
     Column(
         "mac", String, comment="HMAC-SHA256 over the other columns, keyed from the signing key; null from the library"
     ),
+)
+
+salt = Table(
+    "phionyx_salt",
+    metadata,
+    Column("id", _BigId, Identity(always=True), primary_key=True),
+    Column("name", String, nullable=False, unique=True, comment="as the envelopes call it"),
+    Column("block_id", String, nullable=False, index=True),
+    Column("wrapped", LargeBinary, comment="encrypted under a key derived from the signing key; null once destroyed"),
+    Column("ended", Boolean, nullable=False, server_default=false(), comment="the next write takes a new one"),
 )
 
 log = Table(

@@ -19,6 +19,7 @@ from phionyx_letta.envelope import CONTENT_UNKNOWN, GENESIS_HASH, DraftEnvelope,
 from phionyx_letta.errors import InvalidMutation, StaleHeadError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, insert_rows, upsert_rows
+from phionyx_letta.ledger.salts import hand_over_salts
 from phionyx_letta.ledger.tree import LogWriter, derived_key
 from phionyx_letta.signing import sign_all
 
@@ -44,6 +45,8 @@ class BlockState:
     label: str
     agents: Sequence[str] | None  # None: not known
     seq: int
+    salt: str | None = None  # name of the one its hash was made with
+    forgotten: bool = False  # that salt was destroyed
 
 
 class LedgerWriter:
@@ -81,7 +84,7 @@ class LedgerWriter:
             select(tables.block).where(among(self._connection, tables.block.c.block_id, wanted))
         )
         for row in rows:
-            self._blocks[row.block_id] = self._state(row)
+            self._blocks[row.block_id] = _state(self._state_key, row)
 
     def load_chains(self, trace_ids: Iterable[str]) -> None:
         """Read the heads of these chains in one statement."""
@@ -216,13 +219,17 @@ class LedgerWriter:
         self._changed_chains.add(trace_id)
         if run_id is not None:
             self._runs[trace_id, run_id] = subject["turn_index"]
-        self._note_block(mutation, unknown=letta.get("content") == CONTENT_UNKNOWN)
+        self._note_block(mutation, letta)
         self._next_seq += 1
         return row
 
-    def _note_block(self, mutation: Mapping[str, Any], *, unknown: bool) -> None:
+    def _note_block(self, mutation: Mapping[str, Any], letta: Mapping[str, Any]) -> None:
         block_id, diff = mutation["block_id"], mutation["diff"]
         known = self.block(block_id)
+        salt = letta.get("salt")
+        salt = salt if isinstance(salt, str) else None
+        unknown = letta.get("content") == CONTENT_UNKNOWN
+        still_forgotten = known is not None and known.forgotten and known.salt == salt
         self._blocks[block_id] = BlockState(
             None if unknown else diff["after_hash"],
             diff["after_size_bytes"],
@@ -230,6 +237,8 @@ class LedgerWriter:
             mutation["block_label"],
             known.agents if known else None,
             self._next_seq,
+            None if unknown else salt,
+            salt is not None and (still_forgotten or letta.get("salt_destroyed") == salt),
         )
         self._changed_blocks.add(block_id)
 
@@ -273,14 +282,16 @@ class LedgerWriter:
         return written
 
     def hand_over(self, signer: Signs) -> None:
-        """Authenticate the states of blocks and the end of the log for another key; states that are not this key's are left."""
+        """Authenticate the states of blocks and the end of the log, and encrypt the salts, for another key; what is not this key's
+        is left."""
         key = _state_key(signer)
         rows = []
         for row in self._connection.execute(select(tables.block)).all():
-            if self._authentic(row):
+            if _authentic(self._state_key, row):
                 values = {name: value for name, value in row._mapping.items() if name != "mac"}
                 rows.append({**values, "mac": _mac_of(key, values)})
         upsert_rows(self._connection, tables.block, "block_id", rows)
+        hand_over_salts(self._connection, self._signer, signer)
         self.log.hand_over(signer)
 
     def _block_row(self, block_id: str) -> dict[str, Any]:
@@ -294,32 +305,47 @@ class LedgerWriter:
             "label": state.label,
             "agents": json.dumps(state.agents),
             "seq": state.seq,
+            "salt": state.salt,
+            "forgotten": state.forgotten,
         }
-        return {**row, "mac": self._mac(row)}
+        return {**row, "mac": _mac_of(self._state_key, row)}
 
-    def _mac(self, row: Mapping[str, Any]) -> str | None:
-        return _mac_of(self._state_key, row)
 
-    def _authentic(self, row: Any) -> bool:
-        """Whether this key wrote the row."""
-        values = dict(row._mapping)
-        mac = values.pop("mac")
-        try:
-            return isinstance(mac, str) and mac.isascii() and hmac.compare_digest(self._mac(values) or "", mac)
-        except JSON_ERRORS:  # a column holds something else than what was put there
-            return False
+def read_block_states(
+    connection: Connection, signer: Signs, block_ids: Iterable[str] | None = None
+) -> dict[str, BlockState]:
+    """What the ledger last recorded of these blocks, or of all; of a row that is not this key's only that there is one."""
+    query = select(tables.block)
+    if block_ids is not None:
+        query = query.where(among(connection, tables.block.c.block_id, set(block_ids)))
+    key = _state_key(signer)
+    return {row.block_id: _state(key, row) for row in connection.execute(query)}
 
-    def _state(self, row: Any) -> BlockState:
-        """What a row says, if this key wrote it; else nothing but its place is known."""
-        if self._authentic(row):
-            return BlockState(row.after_hash, row.after_size, row.chars, row.label, json.loads(row.agents), row.seq)
-        if self._state_key is not None:
-            logging.getLogger("phionyx_letta").error(
-                "phionyx-letta: the recorded state of block %r is not this key's: it was changed in the database, or a host with"
-                " another key wrote it; it is not used",
-                row.block_id,
-            )
-        return BlockState(None, 0, 0, "", None, -1)
+
+def _authentic(key: bytes | None, row: Any) -> bool:
+    """Whether this key wrote the row."""
+    values = dict(row._mapping)
+    mac = values.pop("mac")
+    try:
+        return isinstance(mac, str) and mac.isascii() and hmac.compare_digest(_mac_of(key, values) or "", mac)
+    except JSON_ERRORS:  # a column holds something else than what was put there
+        return False
+
+
+def _state(key: bytes | None, row: Any) -> BlockState:
+    """What a row says, if this key wrote it; else nothing but its place is known."""
+    if _authentic(key, row):
+        agents = json.loads(row.agents)
+        return BlockState(
+            row.after_hash, row.after_size, row.chars, row.label, agents, row.seq, row.salt, row.forgotten
+        )
+    if key is not None:
+        logging.getLogger("phionyx_letta").error(
+            "phionyx-letta: the recorded state of block %r is not this key's: it was changed in the database, or a host with"
+            " another key wrote it; it is not used",
+            row.block_id,
+        )
+    return BlockState(None, 0, 0, "", None, -1)
 
 
 def _mac_of(key: bytes | None, row: Mapping[str, Any]) -> str | None:

@@ -11,11 +11,13 @@ from typing import Any
 from sqlalchemy import Connection, insert, text
 
 from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.salts import Salt, SaltKey, salt_row, salts_in_use
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin.attribution import Attribution
 from phionyx_letta.plugin.mutation import (
     RECORDED,
     BlockColumns,
+    Commitment,
     block_change,
     prompt_change,
     prompt_digest,
@@ -57,7 +59,14 @@ def unrecorded_blocks(connection: Connection) -> int:
 
 
 def record_baseline(
-    ledger: SqlLedger, key: OutboxKey, worker_id: str, *, limit: int = 200, prompts: bool = False
+    ledger: SqlLedger,
+    key: OutboxKey,
+    worker_id: str,
+    *,
+    salts: SaltKey | None = None,
+    salted: bool = False,
+    limit: int = 200,
+    prompts: bool = False,
 ) -> int:
     """Record one batch.
 
@@ -65,6 +74,8 @@ def record_baseline(
         ledger: of Letta's own database.
         key: authenticates the rows.
         worker_id: noted in them.
+        salts: encrypts the salts of a salted ledger.
+        salted: make it one. A ledger that has salts stays salted.
         limit: most blocks in one transaction.
         prompts: also the system messages that guarded reads ask for.
 
@@ -79,9 +90,15 @@ def record_baseline(
         fresh = [row for row in rows if row.id not in waiting]
         if fresh:
             attached = connection.execute(_AGENTS, {"ids": [row.id for row in fresh]}).all()
-            kept = set(connection.execute(_HISTORIES, {"ids": [row.id for row in fresh]}).scalars())
+            made: dict[str, Salt] = {}
+            if salts is not None and (salted or salts_in_use(connection)):
+                made = {row.id: salts.new() for row in fresh}
+                connection.execute(insert(tables.salt), [salt_row(salts, row.id, made[row.id]) for row in fresh])
+            kept = set() if made else set(connection.execute(_HISTORIES, {"ids": [row.id for row in fresh]}).scalars())
             histories = {block_id: stored_history(connection, block_id) for block_id in kept}
-            _record(connection, key, [_mutation(row, attached, histories, worker_id) for row in fresh])
+            _record(
+                connection, key, [_mutation(row, attached, histories, worker_id, made.get(row.id)) for row in fresh]
+            )
         messages = connection.execute(_PROMPTS, {"limit": limit}).all() if prompts else ()
         _record(connection, key, [_prompt(row, worker_id) for row in messages])
         return 0 if not (rows or messages or unrecorded_blocks(connection)) else max(1, len(rows), len(messages))
@@ -98,10 +115,16 @@ def _waiting(connection: Connection) -> set[str]:
     return set(connection.execute(_WAITING).scalars())
 
 
-def _mutation(row: Any, attached: Any, histories: dict[str, str], worker_id: str) -> dict[str, Any]:
+def _mutation(row: Any, attached: Any, histories: dict[str, str], worker_id: str, salt: Salt | None) -> dict[str, Any]:
     columns = BlockColumns(*row[2:])
     mutation = block_change(
-        row.id, columns, columns, Attribution(), organization_id=row.organization_id, event="baseline"
+        row.id,
+        columns,
+        columns,
+        Attribution(),
+        organization_id=row.organization_id,
+        event="baseline",
+        commitment=Commitment(salt),
     )
     assert mutation is not None
     if row.id in histories:

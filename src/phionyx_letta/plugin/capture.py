@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Delete, Engine, Insert, Update, event, select
@@ -20,8 +21,9 @@ from sqlalchemy.util import await_only
 from phionyx_letta.errors import EvidenceRefused, StoreError
 from phionyx_letta.plugin import attribution
 from phionyx_letta.plugin.guard import DIRTY, OWN, PROMPTS
-from phionyx_letta.plugin.mutation import COMPILE, RECORDED, BlockColumns, attachment_change, block_change
-from phionyx_letta.plugin.outbox import ROLLBACK_SQL, capture_sql
+from phionyx_letta.plugin.mutation import BARE, COMPILE, RECORDED, BlockColumns, attachment_change, block_change
+from phionyx_letta.plugin.outbox import ROLLBACK_SQL, STALE_SALT, SaltUse, capture_sql
+from phionyx_letta.plugin.salting import SaltingCapture
 from phionyx_letta.plugin.statements import blind_write, matching_rows, pivot_result
 from phionyx_letta.plugin.stored import compiled_prompts, stored_checkpoints
 
@@ -36,6 +38,16 @@ _DETACHED = "phionyx_detached"
 _flushing: ContextVar[bool] = ContextVar("phionyx_letta_flushing", default=False)
 
 Mutation = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a write did to one block; how its content is committed to is settled when it is recorded."""
+
+    block_id: str
+    before: BlockColumns | None
+    after: BlockColumns | None
+    organization_id: str | None
 
 
 class Capture:
@@ -110,17 +122,18 @@ class Capture:
             return
         named = [block.id for block in (*created, *changed, *gone)]
         with self._runtime.guarded("describing a write", named):
-            mutations = [self._written(session, block, True, before) for block in created]
-            mutations += [self._written(session, block, False, before) for block in changed]
-            mutations += self._attached(agents, pivots)
-            mutations += [self._attachment("detach", *row) for row in detached]
-            mutations += [self._deleted(block, before) for block in gone]
-            if checkpoints:
-                mutations += stored_checkpoints(session.connection(), checkpoints, attribution.current())
-            if prompts:
+            found: list[Change | Mutation] = [self._written(session, block, True, before) for block in created]
+            found += [self._written(session, block, False, before) for block in changed]
+            found += self._attached(agents, pivots)
+            found += [self._attachment("detach", *row) for row in detached]
+            found += [self._deleted(block, before) for block in gone]
+            salted = self._runtime.salting is not None  # digests of checkpoints and prompts are bare
+            if checkpoints and not salted:
+                found += stored_checkpoints(session.connection(), checkpoints, attribution.current())
+            if prompts and not salted:
                 added, updated = ([one for one in some if isinstance(one, self._message)] for some in (new, dirty))
-                mutations += compiled_prompts(added, updated, attribution.current())
-            self._record(session, [mutation for mutation in mutations if mutation])
+                found += compiled_prompts(added, updated, attribution.current())
+            self._record(session, found)
 
     def _after_rollback(self, session: Session, _previous: Any) -> None:
         _flushing.set(False)
@@ -145,11 +158,11 @@ class Capture:
         )
         return BlockColumns(**values) if fits else None
 
-    def _written(self, session: Session, block: Any, is_new: bool, before: dict[str, Any]) -> Mutation | None:
+    def _written(self, session: Session, block: Any, is_new: bool, before: dict[str, Any]) -> Change:
         after = self._loaded(block)
         if after is None:
             after = self._read(session.connection(), [block.id])[block.id][0]
-        return self._change(block.id, None if is_new else self._old(block, after, before), after, block.organization_id)
+        return Change(block.id, None if is_new else self._old(block, after, before), after, block.organization_id)
 
     def _old(self, block: Any, after: BlockColumns, before: dict[str, Any]) -> BlockColumns:
         if block.id in before:
@@ -157,14 +170,14 @@ class Capture:
         old = {name: _history(block, name).deleted for name in RECORDED}
         return BlockColumns(**{name: old[name][0] if old[name] else getattr(after, name) for name in RECORDED})
 
-    def _deleted(self, block: Any, before: dict[str, Any]) -> Mutation | None:
+    def _deleted(self, block: Any, before: dict[str, Any]) -> Change:
         if block.id in before:
             columns, organization_id = before[block.id]
         else:
             columns, organization_id = self._loaded(block), block.organization_id
             assert columns is not None  # before_flush reads the ones that are not loaded
             columns = self._old(block, columns, {})
-        return self._change(block.id, columns, None, organization_id)
+        return Change(block.id, columns, None, organization_id)
 
     def _attached(self, agents: list[Any], pivots: list[tuple[Any, str]]) -> list[Mutation]:
         found = []
@@ -244,10 +257,10 @@ class Capture:
     def _record_changes(self, session: Session, before: dict[str, Any], after: dict[str, Any]) -> None:
         nothing = (None, None)
         changes = [
-            self._change(i, before.get(i, nothing)[0], after.get(i, nothing)[0], (after.get(i) or before[i])[1])
+            Change(i, before.get(i, nothing)[0], after.get(i, nothing)[0], (after.get(i) or before[i])[1])
             for i in {**before, **after}
         ]
-        self._record(session, [change for change in changes if change])
+        self._record(session, changes)
 
     def _agents_deleted(self, state: ORMExecuteState, statement: Delete) -> Any:
         connection = state.session.connection()
@@ -292,18 +305,6 @@ class Capture:
         with connection.begin_nested():
             return list(connection.execute(found))
 
-    def _change(
-        self, block_id: str, before: BlockColumns | None, after: BlockColumns | None, organization_id: str | None
-    ) -> Mutation | None:
-        return block_change(
-            block_id,
-            before,
-            after,
-            attribution.current(),
-            organization_id=organization_id,
-            include_diff_text=self._runtime.settings.include_diff_text,
-        )
-
     @staticmethod
     def _attachment(
         kind: str, agent_id: str, block_id: str, label: str, organization_id: str | None = None
@@ -312,28 +313,46 @@ class Capture:
             kind, block_id, label, agent_id, attribution.current(), organization_id=organization_id
         )
 
-    def _record(self, session: Session, mutations: list[Mutation]) -> None:
-        if not mutations:
+    def _record(self, session: Session, found: Sequence[Change | Mutation]) -> None:
+        found = [one for one in found if not isinstance(one, Change) or one.before != one.after]
+        if not found:
             return
-        named = [mutation["block_id"] for mutation in mutations]
+        named = [one.block_id if isinstance(one, Change) else one["block_id"] for one in found]
         if self._runtime.key is None:
             self._runtime.gap(self._runtime.key_error or "no signing key", named)
             return
+        if self._store(session, found, named, last=False):
+            return
+        assert self._runtime.salting is not None  # a salt was destroyed or ended meanwhile
+        self._runtime.salting.forget(named)
+        self._store(session, found, named, last=True)
+
+    def _store(self, session: Session, found: Sequence[Change | Mutation], named: list[str], *, last: bool) -> bool:
+        """Put the rows into the outbox; False if a salt they were made with is not good any more, unless this is the ``last`` try."""
+        assert self._runtime.key is not None
+        connection = session.connection()
+        salts = self._salts_of(connection, found)
         worker, key = self._runtime.worker_id, self._runtime.key.outbox
+        mutations = [self._mutation(one, salts) if isinstance(one, Change) else one for one in found]
         nonces = [secrets.token_hex(16) for _ in mutations]
         rows = [key.seal({**one, "worker": worker}, nonce) for one, nonce in zip(mutations, nonces, strict=True)]
-        connection = session.connection()
+        use = salts.use() if salts is not None else None
         try:
-            self._insert(connection, rows)
+            self._insert(connection, rows, use)
         except EvidenceRefused:
             raise
         except Exception as error:
             _run_simple(connection, ROLLBACK_SQL)
+            if not last and use is not None and getattr(error, "sqlstate", None) == STALE_SALT:
+                return False
             self._runtime.gap("the outbox did not take a row", named, error)
         else:
             self._runtime.captured(len(rows))
+            if salts is not None:
+                salts.done()
             if self._guarded:
                 self._note(session, mutations, nonces)
+        return True
 
     @staticmethod
     def _note(session: Session, mutations: list[Mutation], nonces: list[str]) -> None:
@@ -344,16 +363,37 @@ class Capture:
         compiled = [(one["block_id"], one["letta"]["state"]) for one in mutations if one["event"] == COMPILE]
         session.info.setdefault(PROMPTS, []).extend(compiled)
 
-    def _insert(self, connection: Connection, rows: list[tuple[str, str]]) -> None:
+    def _insert(self, connection: Connection, rows: list[tuple[str, str]], use: SaltUse | None) -> None:
         try:
-            kept = _run_simple(connection, capture_sql(rows))
+            kept = _run_simple(connection, capture_sql(rows, salts=use))
         except Exception as error:
             if getattr(error, "sqlstate", None) != _LOCKED:
                 raise
             _run_simple(connection, ROLLBACK_SQL)
-            kept = _run_simple(connection, capture_sql(rows, self._runtime.settings.lock_timeout_ms))
+            kept = _run_simple(connection, capture_sql(rows, self._runtime.settings.lock_timeout_ms, use))
         if kept != len(rows):
             raise StoreError(f"the outbox kept {kept} of {len(rows)} rows", "look for a trigger on phionyx_outbox")
+
+    def _salts_of(self, connection: Connection, found: Sequence[Change | Mutation]) -> SaltingCapture | None:
+        """The salts of these changes, in a salted ledger; attach and detach need none, the sealer repeats the hash there is."""
+        if self._runtime.salting is None or not any(isinstance(one, Change) for one in found):
+            return None
+        salts = SaltingCapture(self._runtime.salting)
+        salts.look_up(connection, [one.block_id for one in found if isinstance(one, Change) and one.before])
+        return salts
+
+    def _mutation(self, change: Change, salts: SaltingCapture | None) -> Mutation:
+        mutation = block_change(
+            change.block_id,
+            change.before,
+            change.after,
+            attribution.current(),
+            organization_id=change.organization_id,
+            include_diff_text=self._runtime.settings.include_diff_text,
+            commitment=BARE if salts is None else salts.commitment(change.block_id, change.before),
+        )
+        assert mutation is not None  # a recorded column changed
+        return mutation
 
 
 _MISSING = object()

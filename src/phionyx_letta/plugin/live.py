@@ -46,8 +46,15 @@ class LiveAudit:
 
     def finish(self, connection: Connection, audit: Audit) -> None:
         """Compare; findings go to ``audit``, as its dimension `live`."""
-        audit.needed.add(LIVE)
-        audit.measured(LIVE)
+        salted = sum(known.salted for known in self._known.values())
+        if salted:
+            message = (
+                f"{salted} blocks are committed to under salts: `phionyx-letta reconcile` compares them, with the key"
+            )
+            audit.note(LIVE, message)
+        else:
+            audit.needed.add(LIVE)
+            audit.measured(LIVE)
         waiting = _waiting(connection)
         found = {row.id: row for row in connection.execute(_BLOCKS)}
         histories = {
@@ -63,6 +70,8 @@ class LiveAudit:
             if (known.state == GONE) != (row is None):
                 message = "the block was put back after it was deleted" if row else "the block was removed outside"
                 audit.fail(LIVE, message, block_id=block_id, expected=known.state, found="a row" if row else "nothing")
+            return
+        if known.salted:
             return
         value = "sha256:" + row.hash
         state = BlockColumns("", row.label, row.description, row.limit, row.read_only).digest(value)

@@ -45,6 +45,8 @@ class Recorded:
     """Digest over its checkpoints; None if none was ever recorded."""
     seq: int = -1
     """Of the newest envelope about it; -1: still in the outbox."""
+    salted: bool = False
+    """Its hashes are keyed: only who has the salts can compare them."""
 
     def after(self, letta: Mapping[str, Any], diff: Mapping[str, Any] | None) -> Recorded:
         """What is recorded after one more mutation.
@@ -65,7 +67,8 @@ class Recorded:
         elif told not in (None, after_hash):
             state, after_hash = None, told
         history = letta.get("history", self.history)
-        return replace(self, state=state, after_hash=after_hash, history=history)
+        salted = self.salted or isinstance(letta.get("salt"), str)
+        return replace(self, state=state, after_hash=after_hash, history=history, salted=salted)
 
 
 class LogView:

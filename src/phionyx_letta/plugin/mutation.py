@@ -6,13 +6,15 @@ Pure functions over before and after; no database, no Letta.
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from phionyx_letta.diff import MemoryDiff, compute_memory_diff, content_hash
 from phionyx_letta.envelope import canonical_json
+from phionyx_letta.ledger.salts import Salt
 from phionyx_letta.plugin.attribution import Attribution
 
 #: The columns of ``block`` that reach the prompt (Letta's PROMPT_AFFECTING_BLOCK_FIELDS); a change of any is a mutation.
@@ -37,20 +39,41 @@ class BlockColumns:
     limit: int | None = None
     read_only: bool | None = None
 
-    def digest(self, value_hash: str | None = None) -> str:
+    def digest(self, value_hash: str | None = None, salt: bytes | None = None) -> str:
         """Hash over all recorded columns, named and versioned, so that a new column of Letta's raises no alarm.
 
-        ``value_hash`` is that of the value, where it is known already.
+        ``value_hash`` is that of the value, where it is known already. With ``salt`` the whole digest is keyed too: a description
+        may hold content.
         """
         state = {
             "v": STATE_VERSION,
-            "value": value_hash or content_hash(self.value),
+            "value": value_hash or content_hash(self.value, salt=salt),
             "label": self.label,
             "description": self.description,
             "limit": self.limit,
             "read_only": bool(self.read_only),
         }
-        return "sha256:" + hashlib.sha256(canonical_json(state).encode("ascii")).hexdigest()
+        data = canonical_json(state).encode("ascii")
+        if salt is not None:
+            return "sha256:" + hmac.digest(salt, data, "sha256").hex()
+        return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Commitment:
+    """How one mutation commits to the content of its block: bare hashes, or hashes under a salt.
+
+    Where the salt is new, what the block held before is not committed to under it: it may be what was forgotten.
+    """
+
+    salt: Salt | None = None
+    before: Salt | None = None
+    """The salt of what the block held before, where it is another one."""
+    before_hash: str | None = None
+    """Of the value before, where the ledger has it as a bare hash."""
+
+
+BARE = Commitment()
 
 
 def block_change(
@@ -62,6 +85,7 @@ def block_change(
     organization_id: str | None,
     include_diff_text: bool = False,
     event: str | None = None,
+    commitment: Commitment = BARE,
 ) -> dict[str, Any] | None:
     """The fields of the mutation that turned ``before`` into ``after``.
 
@@ -73,6 +97,7 @@ def block_change(
         organization_id: of the block.
         include_diff_text: keep the content (opt-in).
         event: overrides the event found by comparison (``baseline``).
+        commitment: the salt of the block, in a salted ledger; no content is kept then.
 
     Returns:
         The mutation for ``OutboxKey.seal``; None when no recorded column changed.
@@ -80,12 +105,10 @@ def block_change(
     changed = _changed(before, after)
     if not changed and event is None:
         return None
-    diff = compute_memory_diff(
-        before.value if before else "", after.value if after else "", include_diff_text=include_diff_text
-    )
+    diff = _diff(before, after, commitment, include_diff_text)
     event = event or _event(before, after, changed, who.operation)
     kind = _kind(before, after, changed, who)
-    details: dict[str, Any] = {"event": event, **_details(before, after, changed, diff.after_hash)}
+    details: dict[str, Any] = {"event": event, **_details(before, after, changed, diff.after_hash, commitment)}
     if diff.counts_method != "lcs":
         details["counts_method"] = diff.counts_method
     mutation = _mutation(block_id, (after or before).label, kind, event, who, organization_id, details)  # type: ignore[union-attr]
@@ -93,6 +116,50 @@ def block_change(
     if kind == "consolidate":
         mutation["audit"] = _consolidation(block_id, diff, who)
     return mutation
+
+
+def operator_change(
+    block_id: str,
+    label: str,
+    kind: str,
+    event: str,
+    diff: MemoryDiff,
+    details: dict[str, Any],
+    *,
+    producer: str,
+    operator: str,
+    reason: str,
+    organization_id: str | None = None,
+) -> dict[str, Any]:
+    """The fields of what a person recorded or did with the command line, with his name and his reason (``reconcile``)."""
+    details = {"event": event, **details, "operator": operator, "reason": reason}
+    mutation = _mutation(block_id, label, kind, event, Attribution(reason=reason), organization_id, details)
+    return {**mutation, "producer": producer, "diff": diff.to_dict()}
+
+
+def state_details(after: BlockColumns | None, after_hash: str, commitment: Commitment) -> dict[str, Any]:
+    """What an envelope says of the state it leaves: salts and the digest over all recorded columns."""
+    details: dict[str, Any] = {"state_version": STATE_VERSION}
+    if commitment.salt is not None:
+        details["salt"] = commitment.salt.name
+    if commitment.before is not None:
+        details["salt_before"] = commitment.before.name
+    if after is not None:
+        details["state"] = after.digest(after_hash, commitment.salt.value if commitment.salt else None)
+    return details
+
+
+def _diff(
+    before: BlockColumns | None, after: BlockColumns | None, commitment: Commitment, include_diff_text: bool
+) -> MemoryDiff:
+    salt = commitment.salt.value if commitment.salt else None
+    old, new = before.value if before else "", after.value if after else ""
+    diff = compute_memory_diff(old, new, include_diff_text=include_diff_text and salt is None, salt=salt)
+    if commitment.before_hash is not None:
+        return replace(diff, before_hash=commitment.before_hash)
+    if commitment.before is not None:
+        return replace(diff, before_hash=content_hash(old, salt=commitment.before.value))
+    return diff
 
 
 def prompt_digest(content: Any, text: str | None = None) -> str:
@@ -241,12 +308,15 @@ def _kind(before: BlockColumns | None, after: BlockColumns | None, changed: list
 
 
 def _details(
-    before: BlockColumns | None, after: BlockColumns | None, changed: list[str], after_hash: str
+    before: BlockColumns | None,
+    after: BlockColumns | None,
+    changed: list[str],
+    after_hash: str,
+    commitment: Commitment,
 ) -> dict[str, Any]:
     """What changed beside the value. A description may hold content, so only its hashes are kept."""
-    details: dict[str, Any] = {"state_version": STATE_VERSION}
-    if after is not None:
-        details["state"] = after.digest(after_hash)
+    salt = commitment.salt.value if commitment.salt else None
+    details = state_details(after, after_hash, commitment)
     if before is None or after is None:
         return details
     details["changed"] = changed
@@ -254,9 +324,10 @@ def _details(
         if name in changed:
             details[name] = {"before": getattr(before, name), "after": getattr(after, name)}
     if "description" in changed:
+        old = commitment.before.value if commitment.before else salt
         details["description"] = {
-            "before_hash": content_hash(before.description or ""),
-            "after_hash": content_hash(after.description or ""),
+            "before_hash": content_hash(before.description or "", salt=old),
+            "after_hash": content_hash(after.description or "", salt=salt),
         }
     return details
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,23 @@ def authentic(key: OutboxKey, payload: str, mac: str) -> bool:
     return hmac.compare_digest(key.mac(payload), mac)
 
 
-def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int | None = None) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class SaltUse:
+    """What a capture says of the salts its rows were made with."""
+
+    fresh: Sequence[tuple[str, str, bytes]] = ()
+    """Name, block and wrapped value of each that is new."""
+    relied_on: Sequence[str] = ()
+    """Names of those that were known before: they must still be good."""
+
+
+#: SQLSTATE of a capture under a salt that was destroyed or ended meanwhile (invalid argument for a power function).
+STALE_SALT = "2201F"
+
+
+def capture_sql(
+    rows: Sequence[tuple[str, str]], lock_timeout_ms: int | None = None, salts: SaltUse | None = None
+) -> tuple[str, ...]:
     """The statements of a capture, which go as one simple-protocol query: one round trip. The last one is the INSERT.
 
     The savepoint keeps a failure of ours out of Letta's transaction. It stays open, until the transaction ends or a savepoint of
@@ -87,21 +103,39 @@ def capture_sql(rows: Sequence[tuple[str, str]], lock_timeout_ms: int | None = N
         rows: payloads and MACs.
         lock_timeout_ms: how long to wait for an outbox that somebody has locked. None fails at once, with SQLSTATE 55P03;
             that is tried first, since setting the timeout and putting Letta's own back costs a third more (measured).
+        salts: of a salted ledger. Where one is not good any more, the query fails with SQLSTATE ``STALE_SALT``.
     """
     tag = f"$p{secrets.token_hex(8)}$"
     values = ",".join(f"({tag}{payload}{tag},'{mac}')" for payload, mac in rows)
     lock = "lock table phionyx_outbox in row exclusive mode"
     insert = f"insert into phionyx_outbox(payload,mac)values{values}"
     if lock_timeout_ms is None:
-        return "savepoint phionyx_capture", f"{lock} nowait", insert
+        locked = "phionyx_outbox,phionyx_salt" if salts else "phionyx_outbox"
+        lock = f"lock table {locked} in row exclusive mode nowait"
+        return "savepoint phionyx_capture", lock, *_salt_sql(salts), insert
     return (
         "savepoint phionyx_capture",
         "select set_config('phionyx.lock_timeout',current_setting('lock_timeout'),true),"
         f"set_config('lock_timeout','{int(lock_timeout_ms)}',true)",
         lock,
+        *_salt_sql(salts),
         "select set_config('lock_timeout',current_setting('phionyx.lock_timeout'),true)",
         insert,
     )
+
+
+def _salt_sql(salts: SaltUse | None) -> Iterator[str]:
+    """New salts are inserted, which waits for nobody; the others are looked at, without a lock."""
+    if salts is not None and salts.fresh:
+        tag = f"$p{secrets.token_hex(8)}$"
+        values = ",".join(
+            f"('{name}',{tag}{block}{tag},decode('{wrapped.hex()}','hex'))" for name, block, wrapped in salts.fresh
+        )
+        yield f"insert into phionyx_salt(name,block_id,wrapped)values{values}"
+    if salts is not None and salts.relied_on:
+        names = ",".join(f"'{name}'" for name in salts.relied_on)
+        good = f"(select count(*)from phionyx_salt where name in({names})and not ended)={len(salts.relied_on)}"
+        yield f"select sqrt(case when {good} then 1 else -1 end)"
 
 
 #: Undoes a failed capture; Letta's own work before it stays.

@@ -16,13 +16,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from phionyx_letta.errors import EvidenceRefused, PhionyxError, SigningKeyError
+from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.plugin.outbox import OutboxKey
+from phionyx_letta.plugin.salting import Salting
 from phionyx_letta.settings import Settings
-from phionyx_letta.signing import Signer, UnsignedSigner, generate_key, get_signer
+from phionyx_letta.signing import Ed25519Verifier, Signer, UnsignedSigner, generate_key, get_signer, load_verifier
 
 logger = logging.getLogger("phionyx_letta")
 
@@ -37,6 +40,18 @@ class PluginKey:
     signer: Signer
     outbox: OutboxKey
     source: str
+
+    def made(self, signed: str, signature: str) -> bool:
+        """Whether this key made a signature."""
+        public = getattr(self.signer, "public_key_hex", None)
+        if public is None:  # a shared secret: signing again tells
+            return self.signer.sign(signed) == signature
+        return _verifier(public).verify(signed, signature)
+
+
+@lru_cache(maxsize=4)
+def _verifier(public_key: str) -> Ed25519Verifier:
+    return load_verifier(public_key)
 
 
 def load_key(settings: Settings) -> PluginKey:
@@ -94,6 +109,7 @@ class Runtime:
         self.worker_id = ""
         self.key: PluginKey | None = None
         self.key_error: str | None = None
+        self.salting: Salting | None = None
         self.counts: Counter[str] = Counter()
         self.gaps: deque[dict[str, Any]] = deque(maxlen=20)
         self.refused: deque[dict[str, Any]] = deque(maxlen=20)
@@ -105,6 +121,8 @@ class Runtime:
         except PhionyxError as error:
             self.key_error = str(error)
             logger.error("phionyx-letta cannot record anything: %s", error)
+        if settings.commitments == "salted":
+            self.salt()
 
     def new_worker(self) -> None:
         """Take a new worker id: at start, and in the child after a fork."""
@@ -131,6 +149,17 @@ class Runtime:
             self.refused.append(finding)
             self.untold.append(finding)
         logger.error("phionyx-letta: %s%s", "" if refused else "(report only) ", what)
+
+    def salt(self) -> None:
+        """Commit to content under salts from now on: the setting says so, or the ledger has salts already."""
+        if self.salting is None and self.key is not None:
+            if self.settings.include_diff_text:
+                logger.warning("phionyx-letta: this ledger is salted, so the text of changes is not kept")
+            if self.settings.guard != "off":
+                logger.error(
+                    "phionyx-letta: this ledger is salted, and guarded reads cannot compare it: set PHIONYX_LETTA_GUARD=off"
+                )
+            self.salting = Salting(SaltKey.of(self.key.signer))
 
     def captured(self, rows: int) -> None:
         """Count rows written to the outbox (not yet committed)."""

@@ -42,10 +42,13 @@ from phionyx_letta.envelope import (
 from phionyx_letta.errors import PhionyxError, SigningKeyError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, finite
+from phionyx_letta.ledger.rollback import current_origin
+from phionyx_letta.ledger.rollback_sql import own_rollbacks
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.statements import refuse_retired
 from phionyx_letta.ledger.tree import LogWriter, default_origin, stored_size
 from phionyx_letta.ledger.writer import BlockState, LedgerWriter
+from phionyx_letta.plugin.forgetting import Forgetting
 from phionyx_letta.plugin.outbox import authentic, open_payload
 from phionyx_letta.plugin.runtime import PluginKey, logger
 from phionyx_letta.settings import Settings
@@ -108,6 +111,7 @@ class Sealer:
     ) -> None:
         """Seal into ``ledger`` with ``key``, at most ``batch`` rows in a transaction; no checkpoints by default."""
         self._policy = checkpoints
+        self._origin = checkpoints.origin if checkpoints else ""  # of the log since the last accepted rollback
         self._signed_size: int | None = None  # of the log in its newest checkpoint; None: not asked yet
         self._grown_since: float | None = None  # when the log outgrew it
         self._went_back = False  # it was seen shorter than in a checkpoint: signing on would fork it
@@ -187,19 +191,24 @@ class Sealer:
     def _issued(
         self, connection: Connection, log: LogWriter, policy: CheckpointPolicy, *, every: int
     ) -> tuple[Checkpoint, str] | None:
+        origin = current_origin(policy.origin, own_rollbacks(connection, self._key.signer))
+        if origin != self._origin:
+            logger.warning("phionyx-letta: a rollback was accepted: the log goes on as %r", origin)
+            self._origin, self._signed_size, self._went_back = origin, None, False
         if self._signed_size is None:
-            self._signed_size = stored_size(connection, policy.origin)
+            self._signed_size = stored_size(connection, origin)
         if log.size < self._signed_size and not self._went_back:
             self._went_back = True
             logger.error(
                 "phionyx-letta: the log had %s envelopes in its last checkpoint and has %s now: the database was set back, or "
-                "envelopes were removed. No checkpoint is signed until that is resolved: `phionyx-letta verify` says more",
+                "envelopes were removed. No checkpoint is signed until that is resolved: `phionyx-letta verify` says more; after "
+                "a restore that was meant, `phionyx-letta reconcile --accept-rollback`",
                 self._signed_size,
                 log.size,
             )
         if self._went_back or log.size < max(self._signed_size, 0) + every:
             return None
-        return log.issue(self._key.signer, policy.origin)
+        return log.issue(self._key.signer, origin)
 
     def _rows(self, connection: Connection, *, refused_after: int | None = None) -> tuple[Sequence[Any], bool]:
         """The next rows in the order of their ids, as many as a batch may hold, and whether there may be more.
@@ -326,9 +335,11 @@ class Sealer:
     def _write_together(self, connection: Connection, candidates: list[_Candidate]) -> int:
         writer = LedgerWriter(connection, self._key.signer)
         _preload(writer, candidates)
+        forgetting = Forgetting(connection, [(candidate.row.id, candidate.fields) for candidate in candidates])
         for candidate in candidates:
-            self._add(writer, candidate)
+            self._add(writer, candidate, forgetting)
         written = writer.flush()
+        forgetting.flush()
         self._log = writer.log
         rows = [candidate.row for candidate in candidates]
         connection.execute(delete(tables.outbox).where(among(connection, tables.outbox.c.id, [row.id for row in rows])))
@@ -339,10 +350,10 @@ class Sealer:
                 )
         return written
 
-    def _add(self, writer: LedgerWriter, candidate: _Candidate) -> None:
+    def _add(self, writer: LedgerWriter, candidate: _Candidate, forgetting: Forgetting) -> None:
         fields = candidate.fields
         block = writer.block(fields["block_id"])
-        agents = _agents_after(fields, block)
+        agents = agents_after(fields, block)
         # the nonce is signed: a row sealed twice shows, whatever the columns say
         letta = {**fields["letta"], "nonce": fields["nonce"]}
         diff = _diff(fields["diff"])
@@ -351,14 +362,19 @@ class Sealer:
                 letta["content"] = CONTENT_UNKNOWN
                 diff = _NOTHING
             else:
-                diff = _unchanged(block.after_hash, block.after_size, block.chars)
-        elif block is not None and block.after_hash not in (None, diff.before_hash):
+                diff = _unchanged(block)
+                if block.salt is not None:
+                    letta["salt"] = block.salt
+        elif block is not None and not block.forgotten and block.after_hash not in (None, diff.before_hash):
             logger.error(
                 "phionyx-letta: block %s was last recorded as %s but this write found %s: a change in between was not recorded",
                 fields["block_id"],
                 block.after_hash,
                 diff.before_hash,
             )
+        destroyed = forgetting.settle(candidate.row.id, fields, block, agents)
+        if destroyed is not None:
+            letta["salt_destroyed"] = destroyed
         trace_id = _trace(fields, block)
         chain = writer.chain(trace_id)
         audit = fields.get("audit")
@@ -442,16 +458,18 @@ def _diff(fields: dict[str, Any] | None) -> MemoryDiff | None:
     return MemoryDiff(**fields) if fields is not None else None
 
 
-def _unchanged(content_hash: str, size: int, chars: int) -> MemoryDiff:
-    return MemoryDiff(content_hash, content_hash, size, size, 0, 0, chars)
+def _unchanged(block: BlockState) -> MemoryDiff:
+    same, size = str(block.after_hash), block.after_size
+    commitment = "sha256" if block.salt is None else "hmac-sha256"
+    return MemoryDiff(same, same, size, size, 0, 0, block.chars, commitment=commitment)
 
 
-def _agents_after(fields: dict[str, Any], block: BlockState | None) -> Sequence[str] | None:
+def agents_after(fields: dict[str, Any], block: BlockState | None) -> Sequence[str] | None:
     """Who has the block after this mutation; None if that cannot be known."""
     event = fields["event"]
-    if event == "baseline":
+    if event in ("baseline", "adopt", "restore"):
         return sorted(fields.get("agents", []))
-    if event == "delete":
+    if fields["kind"] == "delete":
         return []
     agents = block.agents if block else []
     if agents is None:
@@ -468,7 +486,7 @@ def _trace(fields: dict[str, Any], block: BlockState | None) -> str:
     owner = fields.get("agent_id") or fields.get("attached_agent")
     if owner:
         return str(owner)
-    agents = _agents_after(fields, block)
+    agents = agents_after(fields, block)
     return agents[0] if agents and len(agents) == 1 else str(fields["block_id"])
 
 

@@ -25,6 +25,9 @@ from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger.log.keeper import SinkKeeper
 from phionyx_letta.ledger.log.opening import open_sinks
 from phionyx_letta.ledger.log.sink import Published
+from phionyx_letta.ledger.rollback import current_origin
+from phionyx_letta.ledger.rollback_sql import own_rollbacks
+from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.tree import stored_checkpoint
 from phionyx_letta.notes import parse_note
@@ -125,7 +128,8 @@ class _Sinks:
         self._keeper = SinkKeeper(sinks, cosigned=self._cosigned)
         if policy is not None and sinks:
             with ledger.engine.connect() as connection:
-                note = stored_checkpoint(connection, policy.origin)
+                accepted = own_rollbacks(connection, key.signer)
+                note = stored_checkpoint(connection, current_origin(policy.origin, accepted))
             if note is not None:
                 self.publish((Checkpoint.parse(parse_note(note).text), note))
 
@@ -167,10 +171,13 @@ def _seal(
     stop: threading.Event, sealer: Sealer, ledger: SqlLedger, key: PluginKey, settings: Settings, sinks: _Sinks
 ) -> None:
     baseline_at = None if settings.baseline == "off" else 0.0
+    salts, salted = SaltKey.of(key.signer), settings.commitments == "salted"
     while not stop.is_set():
         if baseline_at is not None and time.monotonic() >= baseline_at:
             prompts = settings.guard != "off"
-            left = record_baseline(ledger, key.outbox, f"baseline:{os.getpid()}", prompts=prompts)
+            left = record_baseline(
+                ledger, key.outbox, f"baseline:{os.getpid()}", salts=salts, salted=salted, prompts=prompts
+            )
             baseline_at = time.monotonic() + (0 if left > 1 else _RETRY) if left else None
         if sealer.due() or ledger.has_pending():
             sinks.publish(sealer.seal_pending().checkpoint)

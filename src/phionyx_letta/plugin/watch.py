@@ -12,6 +12,8 @@ from sqlalchemy import insert, select
 from phionyx_letta.checkpoint import Checkpoint, open_checkpoint
 from phionyx_letta.errors import NoteError, PhionyxError
 from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.rollback import current_origin
+from phionyx_letta.ledger.rollback_sql import accepted_rollbacks
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.statements import lineage
 from phionyx_letta.ledger.tree import default_origin, stored_checkpoint
@@ -98,12 +100,13 @@ class LogWatch:
         key = self._runtime.key
         assert key is not None
         settings = self._runtime.settings
-        origin = settings.log_origin or default_origin(str(key.signer.key_id))
         verifiers = [load_verifier(name) for name in settings.trusted_keys.split()]
         own = _public_keys(key)
         with ledger.engine.connect() as connection:
             rotations = [one for public in own for one in lineage(connection, public)]
-        verifiers += [load_verifier(one.signer) for one in rotations]
+            verifiers += [load_verifier(one.signer) for one in rotations]
+            accepted = accepted_rollbacks(connection, verifies_with(key, verifiers))
+        origin = current_origin(settings.log_origin or default_origin(str(key.signer.key_id)), accepted)
         public = [*own, *(one.public_key_hex for one in verifiers)]
         self._outside = OutsideCheckpoints(settings.sinks, origin, public)
         self._outside.ask_repositories()

@@ -94,7 +94,7 @@ class Worker:
         """Letta's database is known: make the tables, start the sealer."""
         self.url = _letta_url(database)
         try:
-            SqlLedger(self.url).close()
+            self._open(self.url).close()
         except StoreError as error:
             logger.error("phionyx-letta: %s", error)  # the thread goes on trying
         self._start_thread()
@@ -160,6 +160,7 @@ class Worker:
             "letta": self.letta_version,
             "unsupported": self.unsupported,
             "on_error": self.runtime.settings.on_error,
+            "salted": self.runtime.salting is not None,
             "key": self.runtime.key.outbox.key_id if self.runtime.key else None,
             "key_source": self.runtime.key.source if self.runtime.key else None,
             "key_error": self.runtime.key_error,
@@ -195,7 +196,7 @@ class Worker:
         assert self.url is not None
         while not stop.is_set():
             try:
-                ledger = ledger or SqlLedger(self.url)
+                ledger = ledger or self._open(self.url)
                 self._supervise()
                 self._beat(ledger)
                 failing = ""
@@ -209,6 +210,13 @@ class Worker:
             self._sealer.stop()
         if ledger is not None:
             self._leave(ledger)
+
+    def _open(self, url: str) -> SqlLedger:
+        """The ledger; if it has salts, this process salts too, whatever its setting says."""
+        ledger = SqlLedger(url)
+        if ledger.salted():
+            self.runtime.salt()
+        return ledger
 
     def _supervise(self) -> None:
         """Start the sealer's process, and start it again when it ended."""
@@ -233,6 +241,8 @@ class Worker:
         changed = {name: value for name, value in values.items() if name != "worker_id"}
         with ledger.engine.begin() as connection:
             connection.execute(statement.on_conflict_do_update(index_elements=["worker_id"], set_=changed))
+            if self.runtime.salting is not None:
+                self.runtime.salting.forget_destroyed(connection)
 
     def _leave(self, ledger: SqlLedger) -> None:
         try:
