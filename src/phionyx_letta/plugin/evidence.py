@@ -11,11 +11,12 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, text
+from sqlalchemy import Connection, TextClause, bindparam, text
 from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.types import BigInteger, Boolean, String
+from sqlalchemy.types import BigInteger, String
 
 from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.envelope import canonical_json
@@ -37,31 +38,27 @@ HISTORY_SQL = """select json_build_array(h.id, h.sequence_number, encode(sha256(
     to_char(h.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'))::text
     from block_history h where h.block_id = {block} order by h.sequence_number, h.id"""
 
-_EVIDENCE = text(
-    f"""
-select 'block' as what, b.id as name, encode(sha256(convert_to(b.value, 'UTF8')), 'hex') as a,
-    json_build_array(b.label, b.description, b."limit", b.read_only)::text as b, null::bigint as n
-from block b where b.id = any(:ids)
-union all
-select 'message', m.id, m.content::text, m.text, null from messages m where :whole and m.id = any(:ids)
-union all
-select 'history', g.id, array_to_string(array({HISTORY_SQL.format(block="g.id")}), e'\\n'), null, null
-from unnest(:histories) as g(id)
-union all
-(select 'waiting', null, payload, mac, id from phionyx_outbox where {OUTBOX_BLOCK} = any(:ids) order by id)
-union all
-(select 'sealed', null, body, null, seq from phionyx_envelope where seq >= :size order by seq limit {_AT_ONCE})
-union all
-select 'last', null, encode(leaf, 'hex'), null, seq from phionyx_envelope where seq = :size - 1
-union all
-select 'size', null, null, null, coalesce(max(seq) + 1, 0) from phionyx_envelope
-"""
-).bindparams(
-    bindparam("ids", type_=ARRAY(String)),
-    bindparam("histories", type_=ARRAY(String)),
-    bindparam("size", type_=BigInteger),
-    bindparam("whole", type_=Boolean),
-)
+_PARTS = {
+    "block": """select 'block' as what, b.id as name, encode(sha256(convert_to(b.value, 'UTF8')), 'hex') as a,
+        json_build_array(b.label, b.description, b."limit", b.read_only)::text as b, null::bigint as n
+        from block b where b.id = any(:ids)""",
+    "message": "select 'message', m.id, m.content::text, m.text, null::bigint from messages m where m.id = any(:ids)",
+    "history": f"""select 'history', g.id, array_to_string(array({HISTORY_SQL.format(block="g.id")}), e'\\n'), null, null
+        from unnest(:histories) as g(id)""",
+    "waiting": f"""(select 'waiting' as what, null as name, payload as a, mac as b, id as n
+        from phionyx_outbox where {OUTBOX_BLOCK} = any(:ids) order by id)""",
+    # from the last one that is known on: is it still the one it was, and what follows it
+    "sealed": f"""(select 'sealed', encode(leaf, 'hex'), case when seq >= :size then body end, null, seq
+        from phionyx_envelope where seq >= :size - 1 order by seq limit {_AT_ONCE})""",
+}
+
+
+@lru_cache(maxsize=8)
+def _evidence(*more: str) -> TextClause:
+    """The one statement, with what is needed only sometimes: Letta's connections keep no plan, so each part costs anew."""
+    typed: dict[str, Any] = {"ids": ARRAY(String), "histories": ARRAY(String), "size": BigInteger}
+    sql = "\nunion all\n".join(_PARTS[name] for name in ("waiting", *more, "sealed"))
+    return text(sql).bindparams(*(bindparam(name, type_=kind) for name, kind in typed.items() if f":{name}" in sql))
 
 
 def history_digest(rows: Iterable[str]) -> str:
@@ -143,7 +140,7 @@ class Reader:
             snapshot = self._read(connection, ids, histories, whole=whole)
             if self._view.fault is not None:
                 break
-            if self._is_overtaken(snapshot, ids):
+            if snapshot is None or self._is_overtaken(snapshot, ids):
                 continue
             found = self._compare(snapshot, loaded, histories, since=since, remember=remember)
             if whole or not any(str(one.block_id).startswith("message-") for one in found):
@@ -158,38 +155,52 @@ class Reader:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def _read(self, connection: Connection, ids: list[str], histories: Sequence[str], *, whole: bool) -> _Snapshot:
-        """One statement, and the log taken up to where it saw it; further ones only for a long backlog."""
+    def _read(
+        self, connection: Connection, ids: list[str], histories: Sequence[str], *, whole: bool
+    ) -> _Snapshot | None:
+        """One statement, and the log taken up to where it saw it; None if there was more than one takes."""
         view = self._view
         checkpoint = self._outside()  # before the statement: what was published then is in its snapshot
         if checkpoint is not None:
             view.expect(checkpoint)
         before, last = view.size, view.last_leaf
-        asked = {"ids": ids, "histories": list(histories), "size": before, "whole": whole}
+        parts = {
+            "block": any(not one.startswith("message-") for one in ids),
+            "message": whole and any(one.startswith("message-") for one in ids),
+            "history": bool(histories),
+        }
+        asked = {"ids": ids, "size": before, **({"histories": list(histories)} if histories else {})}
         snapshot = _Snapshot(time.monotonic())
-        sealed: list[tuple[int, str]] = []
-        for row in connection.execute(_EVIDENCE, asked):
+        sealed: list[Any] = []
+        for row in connection.execute(_evidence(*(name for name, needed in parts.items() if needed)), asked):
             if row.what == "sealed":
-                sealed.append((row.n, row.a))
-            elif row.what == "last" and before and row.a != last.hex():
-                view.changed(row.n)
+                sealed.append(row)
             else:
                 self._sort(snapshot, row)
-        least = max(before, checkpoint.size if checkpoint is not None else 0)
-        if snapshot.size < least:
-            view.shorter(snapshot.size, least)
-        view.extend(sealed)
-        while view.fault is None and view.size < snapshot.size:
-            more = connection.execute(_MORE, {"size": view.size}).all()
-            if not more:
-                view.shorter(view.size, snapshot.size)
-            view.extend((row.seq, row.body) for row in more)
+        if before and sealed and sealed[0].n == before - 1:
+            if sealed.pop(0).name != last.hex():
+                view.changed(before - 1)
+        elif before:
+            size = connection.execute(_SIZE).scalar_one()
+            view.shorter(size, before) if size < before else view.changed(before - 1)
+        snapshot.size = before + len(sealed)
+        view.extend((row.n, row.a) for row in sealed)
+        if len(sealed) >= _AT_ONCE - 1:
+            self._take_backlog(connection)
+            return None
+        if checkpoint is not None and snapshot.size < checkpoint.size:
+            view.shorter(snapshot.size, checkpoint.size)
         return snapshot
 
+    def _take_backlog(self, connection: Connection) -> None:
+        while self._view.fault is None:
+            more = connection.execute(_MORE, {"size": self._view.size}).all()
+            self._view.extend((row.seq, row.body) for row in more)
+            if len(more) < _BACKLOG:
+                return
+
     def _sort(self, snapshot: _Snapshot, row: Any) -> None:
-        if row.what == "size":
-            snapshot.size = row.n
-        elif row.what == "block":
+        if row.what == "block":
             label, description, limit, read_only = json.loads(row.b)
             columns = BlockColumns("", label, description, limit, read_only)
             snapshot.value_hashes[row.name] = "sha256:" + row.a
@@ -297,6 +308,8 @@ class Reader:
         return Mismatch(block_id, what, newest.state, found)
 
 
-_MORE = text("select seq, body from phionyx_envelope where seq >= :size order by seq limit 1000").bindparams(
+_BACKLOG = 1000
+_MORE = text(f"select seq, body from phionyx_envelope where seq >= :size order by seq limit {_BACKLOG}").bindparams(
     bindparam("size", type_=BigInteger)
 )
+_SIZE = text("select coalesce(max(seq) + 1, 0) from phionyx_envelope")
