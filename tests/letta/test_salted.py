@@ -40,7 +40,9 @@ def test_every_way_a_block_changes_leaves_the_same_envelopes(name: str, done: Do
     found = [
         (one["mutation"]["mutation_kind"], one["subject"]["metadata"]["letta"]["event"]) for one in case["envelopes"]
     ]
-    assert sorted(found) == sorted((change.kind, change.event) for change in EXPECTED[name])
+    # digests of Letta's checkpoints could be guessed: a salted ledger has none
+    expected = [(change.kind, change.event) for change in EXPECTED[name] if change.event != "checkpoint"]
+    assert sorted(found) == sorted(expected)
     for envelope in case["envelopes"]:
         diff, letta = envelope["mutation"]["diff"], envelope["subject"]["metadata"]["letta"]
         assert (diff["commitment"], len(letta["salt"])) == ("hmac-sha256", 32)

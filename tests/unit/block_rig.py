@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 from outbox_rig import Rig
-from sqlalchemy import ForeignKey, create_engine
+from sqlalchemy import JSON, DateTime, ForeignKey, create_engine, func
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 from phionyx_letta.ledger import tables
@@ -59,6 +60,18 @@ class BlockHistory(Base):
     __tablename__ = "block_history"
     id: Mapped[str] = mapped_column(primary_key=True)
     block_id: Mapped[str] = mapped_column(ForeignKey("block.id", ondelete="CASCADE"))
+    organization_id: Mapped[str | None]
+    sequence_number: Mapped[int]
+    value: Mapped[str]
+    label: Mapped[str]
+    description: Mapped[str | None]
+    limit: Mapped[int] = mapped_column(default=5000)
+    metadata_: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    actor_type: Mapped[str | None]
+    actor_id: Mapped[str | None]
+    is_deleted: Mapped[bool] = mapped_column(default=False)
+    created_by: Mapped[str | None] = mapped_column("_created_by_id")
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=func.now())
 
 
 class Message(Base):
@@ -132,6 +145,15 @@ class BlockRig(Rig):
         """A write that others wait for, as Letta's retries come to."""
         with self.session() as session:
             session.get_one(Block, block_id, with_for_update=True).value = value
+
+    def checkpoint(self, block_id: str, number: int, value: str) -> None:
+        """Letta keeps a state for undo."""
+        with self.session() as session:
+            session.add(
+                BlockHistory(
+                    id=f"{block_id}-{number}", block_id=block_id, sequence_number=number, value=value, label="human"
+                )
+            )
 
     def attach(self, block_id: str, agent: str) -> None:
         with self.session() as session:

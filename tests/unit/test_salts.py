@@ -18,6 +18,7 @@ from phionyx_letta.diff import content_hash
 from phionyx_letta.errors import EvidenceRefused, SettingsError
 from phionyx_letta.ledger.audit_sql import verify_ledger
 from phionyx_letta.ledger.salts import Salt, SaltKey, read_salts
+from phionyx_letta.ledger.statements import rotate
 from phionyx_letta.plugin.mutation import BlockColumns
 from phionyx_letta.plugin.sealer import Sealer
 from phionyx_letta.settings import load_settings
@@ -407,3 +408,50 @@ def test_salted_hashes_are_the_librarys(rig: BlockRig) -> None:
     rig.seal()
     assert used is not None
     assert rig.last("block-1")["mutation"]["diff"]["after_hash"] == content_hash("content ü", salt=used.value)
+
+
+def test_rows_put_into_the_table_by_hand_take_no_salts_place(rig: BlockRig) -> None:
+    with rig.armed():
+        rig.create("block-1", "a", A)
+        rig.sql("insert into phionyx_salt(name, block_id, wrapped) values ('x', 'block-1', 'garbage')")
+    with rig.armed():  # a worker that remembers nothing
+        rig.set("block-1", value="b")
+    rig.seal()
+    assert len(rig.salts()) == 2
+    assert valid(rig)
+
+
+def test_a_salt_put_back_after_it_was_destroyed_is_destroyed_again(rig: BlockRig) -> None:
+    with rig.armed():
+        rig.create("block-1", PIN, A)
+        ((old,),) = rig.sql("select wrapped from phionyx_salt")
+        rig.detach("block-1", A)
+        rig.seal()
+        rig.sql("update phionyx_salt set wrapped = %s, ended = false", old)
+    with rig.armed():
+        rig.set("block-1", value="b")
+    rig.seal()
+    assert opened_salts(rig) == []
+    assert valid(rig)
+
+
+def test_a_new_signing_key_takes_the_salts_over(rig: BlockRig) -> None:
+    with rig.armed():
+        rig.create("block-1", "a", A)
+    rig.seal()
+    new = new_key()
+    rotate(rig.ledger, rig.key.signer, new.signer, "test/log")
+    old, rig.key = rig.key, new
+    rig.sealer = Sealer(rig.ledger, new)
+    with rig.armed():
+        rig.set("block-1", value="b")
+    rig.seal()
+    assert rig.findings(old, new) == []
+    assert len(rig.salts()) == 1
+
+
+def test_guarded_reads_and_salts_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHIONYX_LETTA_COMMITMENTS", "salted")
+    monkeypatch.setenv("PHIONYX_LETTA_GUARD", "report")
+    with pytest.raises(SettingsError, match="PHIONYX_LETTA_GUARD=off"):
+        load_settings()

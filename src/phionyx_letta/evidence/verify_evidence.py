@@ -598,8 +598,8 @@ class Audit:
         self.unplaced = keys is not None and bool(keys.accepted) and not placed
         self.seen, self.unbroken = 0, True
         self.chains: dict[str | None, Chain] = {}
-        self.blocks: dict[Any, tuple[str, int, int]] = {}
-        self.last: dict[str, str] = {}
+        self.blocks: dict[Any, tuple[str, int, int, bool]] = {}
+        self.last: dict[str, tuple[str, bool]] = {}
         self.nonces: set[bytes] = set()
         self.extra: dict[str, str] = {"bundle": OK}
         self.findings: list[dict[str, str]] = []
@@ -698,19 +698,26 @@ class Audit:
     ) -> None:
         """Each change of a block begins with what the last one left."""
         block, diff = envelope["mutation"]["block_id"], envelope["mutation"]["diff"]
-        self.unbroken = self.unbroken and self.last.get(block, diff["before_hash"]) == diff["before_hash"]
-        self.last[block] = diff["after_hash"]
         letta = envelope["subject"]["metadata"].get("letta")
-        if isinstance(letta, dict) and letta.get("content") == "not recorded":
+        letta = letta if isinstance(letta, dict) else {}
+        salt = letta.get("salt")
+        gone = isinstance(salt, str) and letta.get("salt_destroyed") == salt  # what comes next links to nothing
+        last = self.last.get(block)
+        self.unbroken = self.unbroken and (last is None or last[1] or last[0] == diff["before_hash"])
+        self.last[block] = (diff["after_hash"], gone or last == (diff["after_hash"], True))
+        if letta.get("content") == "not recorded":
             return
         name = block if self.whole else (trace, block)
         known, unchanged = self.blocks.get(name), diff["unchanged_chars"]
-        self.blocks[name] = (diff["after_hash"], diff["after_size_bytes"], diff["added_chars"] + unchanged)
+        gone = gone or (known is not None and known[3] and known[0] == diff["after_hash"])
+        self.blocks[name] = (diff["after_hash"], diff["after_size_bytes"], diff["added_chars"] + unchanged, gone)
         if known is None:
             return
         if known[0] == diff["before_hash"]:
-            if known[1:] != (diff["before_size_bytes"], diff["removed_chars"] + unchanged):
+            if known[1:3] != (diff["before_size_bytes"], diff["removed_chars"] + unchanged):
                 fail("block_linkage", "the size before is not the one the block's last envelope left")
+        elif known[3]:
+            return
         elif self.whole:
             fail("block_linkage", "it does not begin with what the block's last envelope left")
         else:

@@ -117,6 +117,8 @@ def read_salts(connection: Connection, key: SaltKey, block_ids: Collection[str])
     kept: dict[str, KeptSalt] = {}
     for block_id, name, wrapped, ended in rows:
         opened = None if wrapped is None else key.opened(block_id, name, bytes(wrapped))
+        if opened is None and wrapped is not None and block_id in kept:
+            continue  # another key's, or garbage: it must not stand before a good one
         kept[block_id] = KeptSalt(opened, ended, destroyed=wrapped is None)
     return kept
 

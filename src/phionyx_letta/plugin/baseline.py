@@ -23,7 +23,7 @@ from phionyx_letta.plugin.mutation import (
     prompt_digest,
 )
 from phionyx_letta.plugin.outbox import OutboxKey
-from phionyx_letta.plugin.stored import stored_history
+from phionyx_letta.plugin.stored import stored_histories
 
 PRODUCER = "phionyx-letta.baseline"
 _COLUMNS = ", ".join(f'b."{name}"' for name in RECORDED)
@@ -39,7 +39,6 @@ _WAITING = text(
     """select substring(payload from '"block_id":"([^"]*)"') from phionyx_outbox
     where refused is null and payload not like :attachment"""
 ).bindparams(attachment='%"diff":null%')
-_HISTORIES = text("select distinct block_id from block_history where block_id = any(:ids)")
 # only what stands at the head of an agent's or a conversation's context
 _PROMPTS = text(
     f"""select m.id, m.agent_id, m.organization_id, m.content, m.text from messages m
@@ -94,8 +93,7 @@ def record_baseline(
             if salts is not None and (salted or salts_in_use(connection)):
                 made = {row.id: salts.new() for row in fresh}
                 connection.execute(insert(tables.salt), [salt_row(salts, row.id, made[row.id]) for row in fresh])
-            kept = set() if made else set(connection.execute(_HISTORIES, {"ids": [row.id for row in fresh]}).scalars())
-            histories = {block_id: stored_history(connection, block_id) for block_id in kept}
+            histories = {} if made else stored_histories(connection, [row.id for row in fresh])
             _record(
                 connection, key, [_mutation(row, attached, histories, worker_id, made.get(row.id)) for row in fresh]
             )

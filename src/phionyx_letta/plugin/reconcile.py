@@ -25,7 +25,7 @@ from phionyx_letta.plugin.mutation import RECORDED, BlockColumns
 from phionyx_letta.plugin.outbox import authentic, open_payload
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.plugin.sealer import agents_after
-from phionyx_letta.plugin.stored import stored_history
+from phionyx_letta.plugin.stored import stored_histories
 from phionyx_letta.signing import Verifier
 
 __all__ = [
@@ -230,22 +230,13 @@ def read_live(
         text(f"select block_id, agent_id from blocks_agents {of_blocks}"), values
     ):
         agents.setdefault(block_id, []).append(agent_id)
-    histories = _live_histories(connection, [row[0] for row in rows])
+    histories = stored_histories(connection, [row[0] for row in rows])
     return {
         row[0]: LiveBlock(
             BlockColumns(*row[2:]), row[1], tuple(sorted(agents.get(row[0], ()))), histories.get(row[0], NO_HISTORY)
         )
         for row in rows
     }
-
-
-def _live_histories(connection: Connection, block_ids: Collection[str]) -> dict[str, str]:
-    """Digests of Letta's checkpoints, of the blocks that have some."""
-    if connection.execute(text("select to_regclass('block_history')")).scalar() is None:
-        return {}
-    having = text("select distinct block_id from block_history where block_id = any(:ids)")
-    found = connection.execute(having, {"ids": list(block_ids)}).scalars().all()
-    return {block_id: stored_history(connection, block_id) for block_id in found}
 
 
 def read_recorded(

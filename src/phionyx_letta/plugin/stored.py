@@ -6,7 +6,7 @@ each compilation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, text
@@ -18,7 +18,7 @@ from phionyx_letta.plugin.attribution import Attribution
 from phionyx_letta.plugin.evidence import HISTORY_SQL, history_digest
 from phionyx_letta.plugin.mutation import history_change, prompt_change, prompt_digest
 
-__all__ = ["compiled_prompts", "stored_checkpoints", "stored_history"]
+__all__ = ["compiled_prompts", "stored_checkpoints", "stored_histories", "stored_history"]
 
 _HISTORY = text(HISTORY_SQL.format(block=":block_id")).bindparams(bindparam("block_id", type_=String))
 
@@ -26,6 +26,15 @@ _HISTORY = text(HISTORY_SQL.format(block=":block_id")).bindparams(bindparam("blo
 def stored_history(connection: Connection, block_id: str) -> str:
     """Digest of a block's checkpoints as they stand."""
     return history_digest(connection.execute(_HISTORY, {"block_id": block_id}).scalars())
+
+
+def stored_histories(connection: Connection, block_ids: Collection[str]) -> dict[str, str]:
+    """Digests of the checkpoints of these blocks, of those that have some."""
+    if connection.execute(text("select to_regclass('block_history')")).scalar() is None:
+        return {}
+    having = text("select distinct block_id from block_history where block_id = any(:ids)")
+    found = connection.execute(having, {"ids": list(block_ids)}).scalars().all()
+    return {block_id: stored_history(connection, block_id) for block_id in found}
 
 
 def stored_checkpoints(connection: Connection, rows: Iterable[Any], who: Attribution) -> list[dict[str, Any]]:

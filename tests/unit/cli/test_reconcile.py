@@ -272,6 +272,45 @@ class TestAdopting:
         assert outcome["why"] == "a transaction holds the block; try again"
 
 
+class TestCheckpoints:
+    """Letta's own, which undo and redo write back."""
+
+    @pytest.fixture
+    def with_history(self, rig: BlockRig) -> BlockRig:
+        with rig.armed(rig.runtime("plain")):
+            rig.create("block-1", "Ada", A)
+            rig.checkpoint("block-1", 1, "before")
+        assert outside(code=0) == []  # while they wait
+        rig.seal()
+        return rig
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "update block_history set value = 'evil'",
+            "delete from block_history",
+            "update block_history set actor_id = 'x'",
+        ],
+    )
+    def test_changed_outside_are_listed_and_adopted(self, with_history: BlockRig, statement: str) -> None:
+        assert outside(code=0) == []
+        with_history.sql(statement)
+        (one,) = outside()
+        assert (one["what"], one["columns"]) == ("changed", ["checkpoints"])
+        assert "only --adopt" in run_json("reconcile", "--restore", *WHO, code=1)["outcomes"][0]["why"]
+        run_json("reconcile", "--adopt", *WHO)
+        assert outside(code=0) == []
+        assert valid(with_history)
+
+    def test_are_not_recorded_in_a_salted_ledger(self, rig: BlockRig) -> None:
+        with rig.armed():
+            rig.create("block-1", "Ada", A)
+            rig.checkpoint("block-1", 1, "4711")
+        rig.seal()
+        assert "history" not in rig.last("block-1")["subject"]["metadata"]["letta"]
+        assert outside(code=0) == []
+
+
 class TestRestoring:
     def test_writes_the_last_recorded_content_back_and_records_both(self, kept: BlockRig) -> None:
         kept.sql("update block set value = 'evil', label = 'persona'")
