@@ -31,6 +31,9 @@ LETTAS_TABLES = (
     """create table block (id text primary key, organization_id text, value text, label text, description text,
        "limit" integer, read_only boolean)""",
     "create table blocks_agents (agent_id text, block_id text)",
+    """create table block_history (id text, block_id text, sequence_number int, value text, label text, description text,
+       "limit" int, metadata_ json, actor_type text, actor_id text, organization_id text,
+       is_deleted boolean, _created_by_id text, created_at timestamptz)""",
 )
 
 

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, TextClause, bindparam, text
+from sqlalchemy import Connection, bindparam, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import BigInteger, String
+from sqlalchemy.util import await_only
 
 from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.envelope import canonical_json
@@ -53,12 +54,35 @@ _PARTS = {
 }
 
 
+_NUMBERED = {"ids": "$1::varchar[]", "size": "$2::bigint", "histories": "$3::varchar[]"}
+
+
 @lru_cache(maxsize=8)
-def _evidence(*more: str) -> TextClause:
+def _evidence(more: tuple[str, ...], numbered: bool) -> str:
     """The one statement, with what is needed only sometimes: Letta's connections keep no plan, so each part costs anew."""
-    typed: dict[str, Any] = {"ids": ARRAY(String), "histories": ARRAY(String), "size": BigInteger}
     sql = "\nunion all\n".join(_PARTS[name] for name in ("waiting", *more, "sealed"))
-    return text(sql).bindparams(*(bindparam(name, type_=kind) for name, kind in typed.items() if f":{name}" in sql))
+    for name, number in _NUMBERED.items() if numbered else ():
+        sql = sql.replace(f":{name}", number)
+    return sql
+
+
+class _Row(NamedTuple):
+    what: str
+    name: str | None
+    a: Any
+    b: Any
+    n: int | None
+
+
+def _run(connection: Connection, more: tuple[str, ...], asked: Mapping[str, Any]) -> list[Any]:
+    """Run the statement; on Letta's asyncpg past SQLAlchemy, which names, describes and closes it: one round trip more."""
+    driver: Any = connection.connection.driver_connection
+    if type(driver).__module__.startswith("asyncpg"):
+        values = [asked[name] for name in _NUMBERED if name in asked]
+        return [_Row(*row) for row in await_only(driver.fetch(_evidence(more, True), *values))]
+    typed: dict[str, Any] = {"ids": ARRAY(String), "histories": ARRAY(String), "size": BigInteger}
+    clause = text(_evidence(more, False)).bindparams(*(bindparam(name, type_=typed[name]) for name in asked))
+    return list(connection.execute(clause, asked))
 
 
 def history_digest(rows: Iterable[str]) -> str:
@@ -172,7 +196,7 @@ class Reader:
         asked = {"ids": ids, "size": before, **({"histories": list(histories)} if histories else {})}
         snapshot = _Snapshot(time.monotonic())
         sealed: list[Any] = []
-        for row in connection.execute(_evidence(*(name for name, needed in parts.items() if needed)), asked):
+        for row in _run(connection, tuple(name for name, needed in parts.items() if needed), asked):
             if row.what == "sealed":
                 sealed.append(row)
             else:
