@@ -15,6 +15,8 @@ from phionyx_letta.memory.pii import MemoryPIIFilter
 from phionyx_letta.memory.proposer import collect_proposals
 from phionyx_letta.memory.transcript import parse_transcript
 
+pytestmark = pytest.mark.slow
+
 FILE = "# Memory\n\n- Works in Ankara.\n"
 
 

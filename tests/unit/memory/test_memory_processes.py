@@ -14,6 +14,8 @@ from memory_helpers import fact, memory
 from phionyx_letta import Ed25519Signer, FilesystemEnvelopeStore, verify_chain
 from phionyx_letta.memory.patches import check_trust
 
+pytestmark = pytest.mark.slow
+
 SEED = "11" * 32
 KEY = Ed25519Signer(SEED)
 WORKER = """

@@ -19,6 +19,8 @@ from phionyx_letta.errors import DiffConflictError, IllegalTransition
 from phionyx_letta.memory import files
 from phionyx_letta.memory.patches import TRANSITIONS, check_trust
 
+pytestmark = pytest.mark.slow
+
 KEY = Ed25519Signer("11" * 32)
 NAMES = [f"{one}{two}{three}" for one, two, three in itertools.product("bdfgkl", "aeiou", "mnrst")]
 

@@ -11,6 +11,8 @@ import pytest
 
 from phionyx_letta.memory import LivingMemory
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[2] / "data"
 POSITIVES = [
     (text, value)

@@ -217,6 +217,7 @@ UNITS = [
 # fmt: on
 
 
+@pytest.mark.slow
 class TestCost:
     @pytest.mark.parametrize("unit", UNITS, ids=repr)
     def test_time_grows_no_faster_than_the_text(self, unit):
