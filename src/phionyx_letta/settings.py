@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from phionyx_letta.errors import SettingsError
+from phionyx_letta.notes import is_name
 
 
 class Settings(BaseSettings):
@@ -83,6 +84,13 @@ class Settings(BaseSettings):
     @classmethod
     def _in_lower_case(cls, value: object) -> object:
         return value.strip().lower() if isinstance(value, str) else value
+
+    @field_validator("log_origin")
+    @classmethod
+    def _of_a_note(cls, value: str | None) -> str | None:
+        if value is not None and not is_name(value):
+            raise ValueError("it names the key in signed notes, so it has no spaces and no plus sign")
+        return value
 
     def home_path(self) -> Path:
         """Folder of generated keys.

@@ -35,6 +35,11 @@ class PluginKey:
     outbox: OutboxKey
     source: str
 
+    @property
+    def public_key(self) -> str | None:
+        """Of an Ed25519 key, as 64 hex digits; None for one that has none."""
+        return getattr(self.signer, "public_key_hex", None)
+
 
 def load_key(settings: Settings) -> PluginKey:
     """The key this process signs with.
