@@ -43,7 +43,7 @@ def sealer(bench: Bench) -> tuple[float, dict[str, Any]]:
             rows = [key.outbox.seal(next(mutations)) for _ in range(_ROWS)]
             with ledger.engine.begin() as connection:
                 connection.execute(insert(tables.outbox), [{"payload": p, "mac": mac} for p, mac in rows])
-            pending = Sealer(ledger, key, batch=batch, checkpoints=CheckpointPolicy("benchmark"))
+            pending = Sealer(ledger, key, batch=batch, checkpoints=CheckpointPolicy("benchmark", signer.public_key_hex))
             with quiet():
                 rates.append(_ROWS / seconds(pending.seal_pending))
             with ledger.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

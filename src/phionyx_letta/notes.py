@@ -26,6 +26,7 @@ __all__ = [
     "NoteSignature",
     "SignedNote",
     "cosign_note",
+    "is_name",
     "parse_note",
     "parse_signatures",
     "sign_note",
@@ -210,7 +211,7 @@ def parse_signatures(lines: str) -> tuple[NoteSignature, ...]:
 def _parse_signature(number: int, line: str) -> NoteSignature:
     name, _, encoded = line.removeprefix(_DASH).partition(" ")
     data = _decoded(encoded)
-    if not line.startswith(_DASH) or not _is_name(name) or data is None or len(data) <= _ID_BYTES:
+    if not line.startswith(_DASH) or not is_name(name) or data is None or len(data) <= _ID_BYTES:
         raise NoteError(f"signature line {number} of the note is malformed", _FORMAT)
     return NoteSignature(name, data[:_ID_BYTES], data[_ID_BYTES:])
 
@@ -269,15 +270,15 @@ def _check_text(text: str, what: str) -> None:
         raise NoteError(f"{what} does not end in a newline", _FORMAT)
 
 
-def _is_name(name: object) -> bool:
-    """No spaces of any alphabet, no plus, nothing that cannot be shown or encoded."""
+def is_name(name: object) -> bool:
+    """Return whether a key of notes can have this name: no spaces of any alphabet, no plus, nothing that cannot be encoded."""
     if not isinstance(name, str) or not name or "+" in name:
         return False
     return _FORBIDDEN.search(name) is None and not any(map(str.isspace, name))
 
 
 def _checked_name(name: str) -> str:
-    if not _is_name(name):
+    if not is_name(name):
         raise NoteError(f"{name!r} cannot be the name of a note's key", "use a name without spaces and plus signs")
     return name
 

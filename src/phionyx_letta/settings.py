@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from phionyx_letta.errors import SettingsError
+from phionyx_letta.notes import is_name
 
 
 class Settings(BaseSettings):
@@ -123,6 +124,13 @@ class Settings(BaseSettings):
                 "when it is read"
             )
         return self
+
+    @field_validator("log_origin")
+    @classmethod
+    def _of_a_note(cls, value: str | None) -> str | None:
+        if value is not None and not is_name(value):
+            raise ValueError("it names the key in signed notes, so it has no spaces and no plus sign")
+        return value
 
     def home_path(self) -> Path:
         """Folder of generated keys.

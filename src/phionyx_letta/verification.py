@@ -231,8 +231,8 @@ class ChainVerifier:
 
     def _check_turn(self, position: int, block_id: str, subject: dict[str, Any]) -> None:
         """The plugin counts turns without gaps (design, decision 3); a library user's count is his own."""
-        turn = subject["turn_index"]
-        if turn > self._turns and "letta" in subject["metadata"]:
+        turn, letta = subject["turn_index"], subject["metadata"].get("letta")
+        if turn > self._turns and isinstance(letta, dict) and "nonce" in letta:
             message = "turn_index skips turns: the count of turns was changed, or envelopes are missing"
             self._find(position, block_id, "continuity", FAILED, message, f"at most {self._turns}", shown(turn))
         self._turns = max(self._turns, turn + 1)

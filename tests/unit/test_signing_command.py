@@ -186,7 +186,7 @@ def test_the_sealer_waits_for_a_program_that_fails(
         assert key.source == "PHIONYX_LETTA_SIGNING_COMMAND"
         assert isinstance(key.outbox, OutboxKey)
         put_row(ledger, key.outbox, f"block-{code[:9]}")
-        sealer = Sealer(ledger, key, checkpoints=CheckpointPolicy("test/log"))
+        sealer = Sealer(ledger, key, checkpoints=CheckpointPolicy("test/log", key.public_key or ""))
         if sealed:
             report = sealer.seal_pending()
             assert (report.sealed, report.refused) == (sealed, 0)

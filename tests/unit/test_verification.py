@@ -279,6 +279,15 @@ class TestBlockLinkage:
         assert "size before" in result["reason"]
 
 
+def test_a_library_users_own_turns_and_metadata_raise_no_alarm(context, signer, verifier):
+    """Only the plugin counts turns without gaps; anybody may call a part of his metadata `letta`."""
+    for own in ({"letta": {"x": 1}}, {"letta": "text"}, {"letta": None}):
+        envelope = build_memory_envelope(
+            context("", "a", turn_index=7, metadata=own), previous_hash=GENESIS_HASH, package_version="1", signer=signer
+        )
+        assert verify_chain([envelope], verifier=verifier)["valid"] is True, own
+
+
 class TestLines:
     """A chain may be given as the lines of a file; what is signed is then hashed as it stands."""
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.rollback import LOG_BLOCK, AcceptedRollback, read_accepted
-from phionyx_letta.ledger.statements import lineage
+from phionyx_letta.ledger.statements import own_keys
 from phionyx_letta.signing import Ed25519Verifier, Signer, load_verifier
 
 __all__ = ["accepted_rollbacks", "own_rollbacks"]
@@ -24,7 +24,7 @@ def own_rollbacks(connection: Connection, signer: Signer) -> list[AcceptedRollba
 
     def verify(signed: str, signature: str) -> bool:
         if not keys:  # most ledgers have nothing to ask about
-            keys.extend(load_verifier(one) for one in (public, *(said.signer for said in lineage(connection, public))))
+            keys.extend(load_verifier(one) for one in own_keys(connection, public))
         return any(one.verify(signed, signature) for one in keys)
 
     return accepted_rollbacks(connection, verify)

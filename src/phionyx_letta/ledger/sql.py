@@ -7,8 +7,9 @@ on SQLite), so that no chain forks and the sealing order has no holes. Readers t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, Select, create_engine, event, func, select, update
@@ -23,7 +24,7 @@ from phionyx_letta.ledger.bulk import upsert_rows
 from phionyx_letta.ledger.salts import salts_in_use
 from phionyx_letta.ledger.tree import sql_nodes
 from phionyx_letta.ledger.writer import LedgerWriter
-from phionyx_letta.merkle import consistency_proof
+from phionyx_letta.merkle import Frontier, consistency_proof
 
 #: Of the whole ledger; any 64-bit number does, as long as nobody else in the database uses it ("phionyx" in ASCII).
 LOCK_KEY = int.from_bytes(b"phionyx\0", "big")
@@ -44,6 +45,8 @@ class SqlLedger:
             StoreError: the URL is not one of a database this ledger can live in.
             LedgerUnavailable: the database does not answer.
         """
+        self.known_log: Frontier | None = None
+        """The log's tree as this process last left it; see ``LogWriter``."""
         self.url = tables.ledger_url(url)
         self.engine = create_engine(self.url, pool_size=2, max_overflow=2, pool_pre_ping=ping)
         if self.engine.dialect.name == "sqlite":
@@ -119,9 +122,10 @@ class SqlLedger:
         """
         with self.writing() as connection:
             assert connection is not None
-            writer = LedgerWriter(connection)
+            writer = LedgerWriter(connection, known=self.known_log)
             writer.add(envelope, trace_id=trace_id)
             writer.flush()
+        self.known_log = writer.log.frontier
 
     def emit(
         self,
@@ -136,7 +140,7 @@ class SqlLedger:
         """Build the next envelope of ``ctx.trace_id`` and append it, under the lock: concurrent writers never fork."""
         with self.writing() as connection:
             assert connection is not None
-            writer = LedgerWriter(connection, signer)
+            writer = LedgerWriter(connection, signer, known=self.known_log)
             chain = writer.chain(ctx.trace_id)
             envelope = build_memory_envelope(
                 ctx,
@@ -150,7 +154,8 @@ class SqlLedger:
             )
             writer.add(envelope)
             writer.flush()
-            return envelope
+        self.known_log = writer.log.frontier
+        return envelope
 
     def iter_chain(self, trace_id: str) -> Iterator[dict[str, Any]]:
         """The envelopes of one chain, oldest first, in flat memory."""
@@ -222,9 +227,13 @@ class SqlLedger:
         with self._reported(), self.engine.connect() as connection:
             return consistency_proof(sql_nodes(connection), old, new)
 
-    def tell_sinks(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Write how the sinks of checkpoints stand, for `doctor`."""
+    def tell_sinks(self, key_id: str, infos: Mapping[str, str]) -> None:
+        """Write how the sinks of a key's checkpoints stand, for `doctor`, in place of what was told before."""
+        name, now = tables.sink.c.name, datetime.now(UTC).isoformat()
+        rows = [{"name": f"{key_id} {sink}", "seen_at": now, "info": info} for sink, info in sorted(infos.items())]
+        gone = name.startswith(f"{key_id} ", autoescape=True) & name.not_in([row["name"] for row in rows])
         with self._reported(), self.engine.begin() as connection:
+            connection.execute(tables.sink.delete().where(gone))
             upsert_rows(connection, tables.sink, "name", rows)
 
     def keep_cosigned(self, origin: str, note: str, cosigned: str) -> None:

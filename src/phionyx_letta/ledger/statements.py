@@ -18,7 +18,7 @@ from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.writer import LedgerWriter
 from phionyx_letta.signing import Signer, key_id_of
 
-__all__ = ["lineage", "refuse_retired", "rotate", "store_statement", "stored_statements"]
+__all__ = ["lineage", "own_keys", "refuse_retired", "rotate", "store_statement", "stored_statements"]
 
 
 def stored_statements(connection: Connection) -> list[str]:
@@ -44,6 +44,11 @@ def lineage(connection: Connection, public_key: str) -> list[Statement]:
         found.append(before)
 
 
+def own_keys(connection: Connection, public_key: str) -> list[str]:
+    """Return this key and those it took over from, the newest first."""
+    return [public_key, *(said.signer for said in lineage(connection, public_key))]
+
+
 def store_statement(connection: Connection, note: str) -> None:
     """Keep a statement.
 
@@ -61,7 +66,7 @@ def rotate(ledger: SqlLedger, old: Signer, new: Signer, origin: str) -> str:
     The states of blocks and the end of the log are authenticated anew, for the new key.
 
     Raises:
-        StoreError: rows of the outbox still wait for the old key.
+        StoreError: rows of the outbox still wait for the old key, or envelopes are missing from the sealing order.
         SigningKeyError: the old key was replaced before, the new one was in use before, or one has no Ed25519 key.
         LedgerUnavailable: the database does not answer; nothing was changed.
     """
@@ -77,6 +82,11 @@ def rotate(ledger: SqlLedger, old: Signer, new: Signer, origin: str) -> str:
                 "stop the servers and run `phionyx-letta seal` first",
             )
         writer = LedgerWriter(connection, old)
+        if not writer.log.whole:
+            raise StoreError(
+                f"the sealing order has a hole after {writer.log.size} envelopes: some were removed, or put in by hand",
+                "restore the ledger from a backup first; `phionyx-letta verify` names what is missing",
+            )
         point = Checkpoint(origin, writer.log.size, writer.log.root())
         note = issue_rotation(point, old, new, datetime.now(UTC))
         store_statement(connection, note)

@@ -14,18 +14,19 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, or_, select
+from sqlalchemy import Connection, and_, bindparam, literal, or_, select
 
-from phionyx_letta.checkpoint import Checkpoint, issue_checkpoint
+from phionyx_letta._canonical import JSON_ERRORS
+from phionyx_letta.checkpoint import Checkpoint, issue_checkpoint, open_checkpoint
 from phionyx_letta.envelope import Signs, canonical_json
-from phionyx_letta.errors import ProofError, SigningKeyError
+from phionyx_letta.errors import NoteError, ProofError, SigningKeyError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import insert_rows, upsert_rows
 from phionyx_letta.ledger.log.nodes import TiledNodes, grow
 from phionyx_letta.merkle import Frontier, Node, leaf_hash
 from phionyx_letta.signing import Signer
 
-__all__ = ["LogWriter", "default_origin", "derived_key", "sql_nodes", "stored_checkpoint", "stored_size"]
+__all__ = ["LogWriter", "default_origin", "derived_key", "sql_nodes", "stored_checkpoint"]
 
 _PURPOSE = "phionyx-letta/log/v1"
 _ROWS = 1000
@@ -36,43 +37,55 @@ _log = logging.getLogger("phionyx_letta")
 class LogWriter:
     """The tree's end, in a transaction that holds the ledger's lock."""
 
-    def __init__(self, connection: Connection, signer: Signs | None, size: int) -> None:
+    def __init__(self, connection: Connection, signer: Signs | None, size: int, known: Frontier | None = None) -> None:
         """Take the tree up where the last batch left it.
+
+        What is stored of it is believed if it has this key's MAC: else who can edit the database could have a checkpoint signed over
+        a tree of his own. Otherwise the envelopes are hashed anew, from where this process knows the tree. A writer without a key
+        signs no checkpoint and believes it as it stands.
 
         Args:
             connection: in a transaction that holds the ledger's lock.
-            signer: authenticates the frontier, so that nobody can have a checkpoint signed over another tree.
-            size: how many envelopes the ledger has; a frontier of another size is built anew from them.
+            signer: authenticates the frontier.
+            size: the number the next envelope gets.
+            known: the tree as this process left it, or an earlier one.
         """
         self._connection = connection
         self._key = derived_key(signer, _PURPOSE)
         self._key_id = getattr(signer, "key_id", None)
-        self._frontier = self._stored(size) or self._rebuilt(size)
+        self.whole = True
+        """Whether the tree covers every envelope; False where the sealing order has a hole: then it does not grow any more."""
+        self.frontier = self._stored(size) or self._continued(size, known)
+        """The tree, or its part before the hole."""
 
     @property
     def size(self) -> int:
         """How many leaves there are."""
-        return self._frontier.size
+        return self.frontier.size
 
     def append(self, bodies: Sequence[str]) -> list[bytes]:
         """Add envelopes, as they are stored; return their leaf hashes. Costs O(log n) beside hashing them."""
         leaves = [leaf_hash(body.encode("ascii")) for body in bodies]
-        self._keep(grow(self._frontier, leaves))
+        if self.whole:
+            start = self.frontier.size
+            self._keep(grow(self.frontier, leaves), start)
         return leaves
 
     def flush(self) -> None:
         """Store the frontier."""
+        if not self.whole:
+            return
         row = {
             "id": 1,
-            "size": self._frontier.size,
-            "frontier": " ".join(one.hex() for one in self._frontier.hashes),
+            "size": self.frontier.size,
+            "frontier": " ".join(one.hex() for one in self.frontier.hashes),
             "key_id": self._key_id,
         }
         upsert_rows(self._connection, tables.log, "id", [{**row, "mac": self._mac(row)}])
 
     def root(self) -> bytes:
         """Return the root of the tree as it stands."""
-        return self._frontier.root()
+        return self.frontier.root()
 
     def hand_over(self, signer: Signs) -> None:
         """Store the frontier, authenticated for another key."""
@@ -86,45 +99,59 @@ class LogWriter:
             SigningKeyError: the signer has no Ed25519 key.
             NoteError: the origin cannot be the name of a note's key.
         """
-        checkpoint = Checkpoint(origin, self._frontier.size, self._frontier.root())
+        checkpoint = Checkpoint(origin, self.frontier.size, self.frontier.root())
         note = issue_checkpoint(checkpoint, signer)
         row = {"origin": origin, "size": checkpoint.size, "note": note, "at": datetime.now(UTC).isoformat()}
         upsert_rows(self._connection, tables.checkpoint, "origin", [row])
         return checkpoint, note
 
-    def _keep(self, nodes: Sequence[tuple[Node, bytes]]) -> None:
+    def _keep(self, nodes: Sequence[tuple[Node, bytes]], start: int) -> None:
+        """Store subtrees finished since the tree had ``start`` leaves, in place of whatever may stand there."""
+        if not nodes:
+            return
+        node = tables.log_node.c
+        self._connection.execute(tables.log_node.delete().where(node.place >= literal(start).op(">>")(node.level)))
         rows = [{"level": level, "place": place, "hash": value} for (level, place), value in nodes]
         insert_rows(self._connection, tables.log_node, rows)
 
     def _stored(self, size: int) -> Frontier | None:
-        row = self._connection.execute(select(tables.log)).first()
+        row = self._connection.execute(select(tables.log).where(tables.log.c.id == 1)).first()
         if row is None:
             return Frontier() if size == 0 else None
-        values = {name: value for name, value in row._mapping.items() if name != "mac"}
-        ours = row.key_id == self._key_id
-        if row.size != size or (ours and not hmac.compare_digest(str(self._mac(values)), str(row.mac))):
-            return None
         try:
-            return Frontier(size, [bytes.fromhex(part) for part in row.frontier.split()])
-        except (ProofError, ValueError, AttributeError):
-            return None
+            values = {name: value for name, value in row._mapping.items() if name != "mac"}
+            if row.size == size and (self._key is None or hmac.compare_digest(self._mac(values) or "", row.mac)):
+                return Frontier(size, [bytes.fromhex(part) for part in row.frontier.split()])
+        except (*JSON_ERRORS, ProofError, AttributeError):  # a column holds something else than what was put there
+            pass
+        if row.key_id == self._key_id:  # else another host's key wrote it, which is in order
+            _log.error("phionyx-letta: the stored end of the log was changed in the database; it is hashed anew")
+        return None
 
-    def _rebuilt(self, size: int) -> Frontier:
-        """From the envelopes themselves: the stored frontier was damaged, or the ledger is older than the log."""
-        _log.error(
-            "phionyx-letta: the stored end of the log is not this key's or was damaged: %s envelopes are hashed anew",
-            size,
-        )
-        self._connection.execute(tables.log_node.delete())
-        frontier, envelope = Frontier(), tables.envelope.c
-        nodes: list[tuple[Node, bytes]] = []
-        for start in range(0, size, _ROWS):
-            part = (
-                select(envelope.body).where(envelope.seq >= start, envelope.seq < start + _ROWS).order_by(envelope.seq)
+    def _continued(self, size: int, known: Frontier | None) -> Frontier:
+        """From the envelopes themselves: another key wrote what is stored, or it was damaged, or the ledger is older than the log."""
+        frontier = Frontier(known.size, known.hashes) if known is not None and known.size <= size else Frontier()
+        start, nodes = frontier.size, list[tuple[Node, bytes]]()
+        envelope = tables.envelope.c
+        after = select(envelope.seq, envelope.body).where(envelope.seq >= bindparam("start")).order_by(envelope.seq)
+        while frontier.size < size and self.whole:
+            rows = self._connection.execute(after.limit(_ROWS), {"start": frontier.size}).all()
+            sound = [
+                row.body
+                for place, row in enumerate(rows, frontier.size)
+                if row.seq == place and isinstance(row.body, str)
+            ]
+            self.whole = bool(rows) and len(sound) == len(rows)
+            nodes += grow(
+                frontier, [leaf_hash(body.encode("utf-8", "surrogatepass")) for body in sound] if self.whole else []
             )
-            bodies = self._connection.execute(part).scalars()
-            nodes += grow(frontier, [leaf_hash(body.encode("utf-8", "surrogatepass")) for body in bodies])
-        self._keep(nodes)
+        if not self.whole:
+            _log.error(
+                "phionyx-letta: the sealing order has a hole after %s envelopes: some were removed, or put in by hand; no"
+                " checkpoint is signed until that is resolved",
+                frontier.size,
+            )
+        self._keep(nodes, start)
         return frontier
 
     def _mac(self, row: Any) -> str | None:
@@ -150,17 +177,17 @@ def sql_nodes(connection: Connection) -> TiledNodes:
     return TiledNodes(leaves, upper)
 
 
-def stored_checkpoint(connection: Connection, origin: str) -> str | None:
-    """The newest checkpoint of a log that the ledger keeps, as a note; None if there is none."""
+def stored_checkpoint(connection: Connection, origin: str, public_keys: Sequence[str]) -> tuple[Checkpoint, str] | None:
+    """The newest checkpoint of a log that the ledger keeps, and its note; None if there is none that one of these keys signed."""
     column = tables.checkpoint.c
-    return connection.execute(select(column.note).where(column.origin == origin)).scalar()
-
-
-def stored_size(connection: Connection, origin: str) -> int:
-    """Of the log in that checkpoint; -1 if there is none."""
-    column = tables.checkpoint.c
-    found = connection.execute(select(column.size).where(column.origin == origin)).scalar()
-    return -1 if found is None else found
+    note = connection.execute(select(column.note).where(column.origin == origin)).scalar()
+    if note is None:
+        return None
+    try:
+        return open_checkpoint(note, public_keys, origin=origin).checkpoint, note
+    except NoteError as error:
+        _log.error("phionyx-letta: the stored checkpoint was changed in the database and is not used: %s", error)
+        return None
 
 
 def default_origin(key_id: str) -> str:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -90,15 +91,16 @@ class Occurrences(Protocol):
         ...
 
 
-class TrackerBase:
+class TrackerBase(ABC):
     """What all trackers do with a record; where records are kept is theirs."""
 
+    @abstractmethod
     def _changing(self) -> contextlib.AbstractContextManager[dict[str, OccurrenceRecord]]:
         """Yield the records under the lock and write them back."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _records(self) -> Mapping[str, OccurrenceRecord]:
-        raise NotImplementedError
+        """Return the records as they stand."""
 
     def record_occurrence(
         self, fact_key: str, session_id: str, evidence: str = "", *, content: str = ""

@@ -41,12 +41,16 @@ class PluginKey:
     outbox: OutboxKey
     source: str
 
+    @property
+    def public_key(self) -> str | None:
+        """Of an Ed25519 key, as 64 hex digits; None for one that has none."""
+        return getattr(self.signer, "public_key_hex", None)
+
     def made(self, signed: str, signature: str) -> bool:
         """Whether this key made a signature."""
-        public = getattr(self.signer, "public_key_hex", None)
-        if public is None:  # a shared secret: signing again tells
+        if self.public_key is None:  # a shared secret: signing again tells
             return self.signer.sign(signed) == signature
-        return _verifier(public).verify(signed, signature)
+        return _verifier(self.public_key).verify(signed, signature)
 
 
 @lru_cache(maxsize=4)

@@ -45,8 +45,8 @@ from phionyx_letta.ledger.bulk import among, finite
 from phionyx_letta.ledger.rollback import current_origin
 from phionyx_letta.ledger.rollback_sql import own_rollbacks
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.ledger.statements import refuse_retired
-from phionyx_letta.ledger.tree import LogWriter, default_origin, stored_size
+from phionyx_letta.ledger.statements import own_keys, refuse_retired
+from phionyx_letta.ledger.tree import LogWriter, default_origin, stored_checkpoint
 from phionyx_letta.ledger.writer import BlockState, LedgerWriter
 from phionyx_letta.plugin.forgetting import Forgetting
 from phionyx_letta.plugin.outbox import authentic, open_payload
@@ -81,6 +81,8 @@ class CheckpointPolicy:
     """When a checkpoint of the log is signed; always in the transaction of a batch, or in one of its own."""
 
     origin: str
+    public_key: str
+    """Of the sealer's key: what is stored under the origin counts if this key signed it."""
     every: int = 1
     """Envelopes."""
     seconds: float | None = None
@@ -89,10 +91,10 @@ class CheckpointPolicy:
 
 def checkpoint_policy(key: PluginKey, settings: Settings) -> CheckpointPolicy | None:
     """When this key signs checkpoints; None for a key that cannot, which is not one of Ed25519."""
-    if key.signer.algorithm != "ed25519":
+    if key.public_key is None:
         return None
     origin = settings.log_origin or default_origin(str(key.signer.key_id))
-    return CheckpointPolicy(origin, settings.checkpoint_every, settings.checkpoint_seconds)
+    return CheckpointPolicy(origin, key.public_key, settings.checkpoint_every, settings.checkpoint_seconds)
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class _Candidate:
 
 
 class Sealer:
-    """Seals what one key can authenticate. Holds no state of the ledger between two passes."""
+    """Seals what one key can authenticate. Holds no state of the ledger between two passes but the size last signed."""
 
     def __init__(
         self, ledger: SqlLedger, key: PluginKey, *, batch: int = 500, checkpoints: CheckpointPolicy | None = None
@@ -157,6 +159,8 @@ class Sealer:
             report = self._seal(connection, sorted([*again, *rows], key=lambda row: row.id))
             report.more = more or self._refused_after is not None
             report.checkpoint = self._checkpoint(connection)
+        if self._log is not None:
+            self._ledger.known_log = self._log.frontier
         if report.checkpoint is not None:
             self._signed_size, self._grown_since = report.checkpoint[0].size, None
         return report
@@ -169,9 +173,13 @@ class Sealer:
         """
         if self._policy is None:
             return None
-        with self._ledger.writing() as connection:
-            assert connection is not None
-            return self._issued(connection, LedgerWriter(connection, self._key.signer).log, self._policy, every=1)
+        with self._ledger.writing(wait=False) as connection:
+            if connection is None:  # whoever is sealing signs too
+                return None
+            return self._issued(connection, self._writer(connection).log, self._policy, every=1)
+
+    def _writer(self, connection: Connection) -> LedgerWriter:
+        return LedgerWriter(connection, self._key.signer, known=self._ledger.known_log)
 
     def _overdue(self) -> bool:
         seconds, since = self._policy.seconds if self._policy else None, self._grown_since
@@ -182,7 +190,7 @@ class Sealer:
         overdue = self._overdue()
         if self._policy is None or (self._log is None and not overdue):
             return None
-        log = self._log or LedgerWriter(connection, self._key.signer).log
+        log = self._log or self._writer(connection).log
         signed = self._issued(connection, log, self._policy, every=1 if overdue else self._policy.every)
         if signed is None and self._grown_since is None:
             self._grown_since = time.monotonic()
@@ -196,7 +204,10 @@ class Sealer:
             logger.warning("phionyx-letta: a rollback was accepted: the log goes on as %r", origin)
             self._origin, self._signed_size, self._went_back = origin, None, False
         if self._signed_size is None:
-            self._signed_size = stored_size(connection, origin)
+            stored = stored_checkpoint(connection, origin, own_keys(connection, policy.public_key))
+            self._signed_size = stored[0].size if stored else 0
+        if not log.whole:
+            return None  # it was said why
         if log.size < self._signed_size and not self._went_back:
             self._went_back = True
             logger.error(
@@ -206,7 +217,7 @@ class Sealer:
                 self._signed_size,
                 log.size,
             )
-        if self._went_back or log.size < max(self._signed_size, 0) + every:
+        if self._went_back or log.size < self._signed_size + every:
             return None
         return log.issue(self._key.signer, origin)
 
@@ -333,7 +344,7 @@ class Sealer:
         )
 
     def _write_together(self, connection: Connection, candidates: list[_Candidate]) -> int:
-        writer = LedgerWriter(connection, self._key.signer)
+        writer = self._writer(connection)
         _preload(writer, candidates)
         forgetting = Forgetting(connection, [(candidate.row.id, candidate.fields) for candidate in candidates])
         for candidate in candidates:

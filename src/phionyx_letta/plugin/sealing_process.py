@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import IO
 
 from phionyx_letta.checkpoint import Checkpoint
@@ -29,8 +28,8 @@ from phionyx_letta.ledger.rollback import current_origin
 from phionyx_letta.ledger.rollback_sql import own_rollbacks
 from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.ledger.statements import own_keys
 from phionyx_letta.ledger.tree import stored_checkpoint
-from phionyx_letta.notes import parse_note
 from phionyx_letta.plugin.baseline import record_baseline
 from phionyx_letta.plugin.runtime import PluginKey, load_key, logger
 from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer, checkpoint_policy
@@ -121,17 +120,14 @@ class _Sinks:
         sinks = []
         if policy is not None and settings.sinks:
             try:
-                public = [key.signer.public_key_hex]  # type: ignore[attr-defined]
-                sinks = open_sinks(settings.sinks, public, header=settings.sink_header)
+                sinks = open_sinks(settings.sinks, [policy.public_key], header=settings.sink_header)
             except PhionyxError as error:
                 logger.error("phionyx-letta: checkpoints go nowhere: %s", error)
         self._keeper = SinkKeeper(sinks, cosigned=self._cosigned)
         if policy is not None and sinks:
             with ledger.engine.connect() as connection:
-                accepted = own_rollbacks(connection, key.signer)
-                note = stored_checkpoint(connection, current_origin(policy.origin, accepted))
-            if note is not None:
-                self.publish((Checkpoint.parse(parse_note(note).text), note))
+                origin = current_origin(policy.origin, own_rollbacks(connection, key.signer))
+                self.publish(stored_checkpoint(connection, origin, own_keys(connection, policy.public_key)))
 
     def publish(self, signed: tuple[Checkpoint, str] | None) -> None:
         """Offer a checkpoint to every sink."""
@@ -152,15 +148,11 @@ class _Sinks:
             self._write()
 
     def _write(self) -> None:
-        rows = [
-            {
-                "name": f"{self._key_id} {state.name}",
-                "seen_at": datetime.now(UTC).isoformat(),
-                "info": json.dumps(asdict(state)),
-            }
-            for state in self._keeper.states()
-        ]
-        self._ledger.tell_sinks(rows)
+        named: dict[str, str] = {}
+        for state in self._keeper.states():  # two paths of one host have one name: a path may be a secret
+            same = sum(name.partition(" (")[0] == state.name for name in named)
+            named[f"{state.name} ({same + 1})" if same else state.name] = json.dumps(asdict(state))
+        self._ledger.tell_sinks(self._key_id, named)
 
     def _cosigned(self, published: Published, note: str) -> None:
         """Keep a witness's cosignatures beside the checkpoint they are about."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, select
 
-from phionyx_letta.checkpoint import Checkpoint, open_checkpoint
-from phionyx_letta.errors import NoteError, PhionyxError
+from phionyx_letta.checkpoint import Checkpoint
+from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.rollback import current_origin
 from phionyx_letta.ledger.rollback_sql import accepted_rollbacks
@@ -145,13 +145,8 @@ def open_view(
     where this process's key took over from another, which it signed itself.
     """
     with ledger.engine.connect() as connection:
-        note = stored_checkpoint(connection, origin)
-        points = [one for one in (outside, taken_over) if one is not None]
-        if note is not None:
-            try:
-                points.append(open_checkpoint(note, public_keys, origin=origin).checkpoint)
-            except NoteError as error:
-                logger.error("phionyx-letta: the checkpoint in the database is not used: %s", error)
+        stored = stored_checkpoint(connection, origin, public_keys)
+        points = [one for one in (outside, taken_over, stored and stored[0]) if one is not None]
         for point in points:
             view.expect(point)
         envelope = tables.envelope.c

@@ -40,7 +40,7 @@ def seal(database: Path, signer: Ed25519Signer, block: str) -> str:
     ledger = SqlLedger(f"sqlite:///{database}")
     key = PluginKey(signer, OutboxKey.of(signer), "test")
     put_row(ledger, key.outbox, block, agent=AGENT)
-    report = Sealer(ledger, key, checkpoints=CheckpointPolicy("test/log")).seal_pending()
+    report = Sealer(ledger, key, checkpoints=CheckpointPolicy("test/log", key.public_key or "")).seal_pending()
     ledger.close()
     assert report.checkpoint is not None
     return report.checkpoint[1]

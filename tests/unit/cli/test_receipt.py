@@ -30,7 +30,7 @@ class Forgetting:
         self.public = rig.key.signer.public_key_hex  # type: ignore[attr-defined]
 
     def seal(self, *, checkpoint: bool = True) -> None:
-        policy = CheckpointPolicy("test/log") if checkpoint else None
+        policy = CheckpointPolicy("test/log", self.public) if checkpoint else None
         Sealer(self.rig.ledger, self.rig.key, checkpoints=policy).seal_pending()
 
     def receipt(self, *options: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class History:
     def use(self, signer: Ed25519Signer, origin: str = ORIGIN) -> None:
         """Seal with this key from now on."""
         self.key = PluginKey(signer, OutboxKey.of(signer), "test")
-        self.sealer = Sealer(self.ledger, self.key, checkpoints=CheckpointPolicy(origin))
+        self.sealer = Sealer(self.ledger, self.key, checkpoints=CheckpointPolicy(origin, signer.public_key_hex))
 
     def write(self, agent: str, block: str, value: str) -> None:
         before = self.values.get(block)

@@ -50,7 +50,7 @@ class World:
         self.sealer = self.new_sealer()
 
     def new_sealer(self) -> Sealer:
-        return Sealer(self.ledger, self.key, checkpoints=CheckpointPolicy("test/log"))
+        return Sealer(self.ledger, self.key, checkpoints=CheckpointPolicy("test/log", STOLEN.public_key_hex))
 
     def write(self, block: str, value: str, agent: str, *, deliver: bool = True) -> None:
         """One write of an agent, sealed; its checkpoint goes outside."""

@@ -43,7 +43,7 @@ class Log:
         self.count = 0
 
     def fresh_sealer(self) -> Sealer:
-        return Sealer(self.rig.ledger, self.rig.key, checkpoints=CheckpointPolicy(ORIGIN))
+        return Sealer(self.rig.ledger, self.rig.key, checkpoints=CheckpointPolicy(ORIGIN, self.public))
 
     def write(self, times: int = 1, *, deliver: bool = True) -> Checkpoint:
         for _ in range(times):

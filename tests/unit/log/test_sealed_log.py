@@ -43,7 +43,7 @@ def public(rig: Rig) -> str:
 
 
 def sealer(rig: Rig, **policy: float) -> Sealer:
-    return Sealer(rig.ledger, rig.key, checkpoints=CheckpointPolicy("test/log", **policy))  # type: ignore[arg-type]
+    return Sealer(rig.ledger, rig.key, checkpoints=CheckpointPolicy("test/log", public(rig), **policy))  # type: ignore[arg-type]
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
@@ -77,7 +77,7 @@ class TestCheckpoints:
             assert signed is not None
             assert (signed[0].size, signed[0].root) == (2 * number + 2, tree_of(rig).root())
             with rig.ledger.engine.connect() as connection:
-                assert stored_checkpoint(connection, "test/log") == signed[1]
+                assert stored_checkpoint(connection, "test/log", [public(rig)]) == signed
 
     def test_nothing_sealed_nothing_signed(self, rig: Rig) -> None:
         at_work = sealer(rig)
@@ -140,6 +140,21 @@ class TestCheckpoints:
         signed = sealer(rig).seal_pending().checkpoint
         assert signed is not None
         assert (signed[0].size, signed[0].root) == (3, tree_of(rig).root())
+
+
+@pytest.mark.parametrize(
+    "signers", [[None], [Ed25519Signer("11" * 32)], [Ed25519Signer("11" * 32), Ed25519Signer("22" * 32)]]
+)
+def test_appending_never_hashes_the_whole_ledger_anew(
+    signers: list[Ed25519Signer | None], tmp_path: Path, mocker: object
+) -> None:
+    ledger = SqlLedger(f"sqlite:///{tmp_path / 'l.db'}")
+    hashed = mocker.patch("phionyx_letta.ledger.tree.leaf_hash", side_effect=leaf_hash)  # type: ignore[attr-defined]
+    for number in range(60):
+        context = MemoryMutationContext("t", number, "p", "b", "l", "write", compute_memory_diff("", str(number)))
+        ledger.emit(context, signer=signers[number % len(signers)] or UnsignedSigner())
+    ledger.close()
+    assert hashed.call_count <= 2 * 60
 
 
 class TestProofs:
@@ -230,3 +245,105 @@ class TestSinks:
             )
         (info,) = (json.loads(row[0]) for row in rig.sql("select info from phionyx_sink"))
         assert "does not agree with" in info["last_error"]
+
+
+class TestAnAttackerWithTheDatabase:
+    """Whatever is done to the tables of the log: nothing wrong is signed, and nothing stops the sealing."""
+
+    @pytest.mark.parametrize("lie", ["key_id = 'other'", "key_id = null", "key_id = null, mac = null"])
+    def test_a_frontier_that_is_said_to_be_another_keys_is_never_signed(self, rig: Rig, lie: str) -> None:
+        at_work = sealer(rig)
+        rig.write("a", "one")
+        at_work.seal_pending()
+        rig.sql(f"update phionyx_log set frontier = repeat('ab', 32), {lie}")
+        for one, text in ((at_work, "two"), (sealer(rig), "three")):
+            rig.write("a", text)
+            signed = one.seal_pending().checkpoint
+            assert signed is not None
+            assert signed[0].root == tree_of(rig).root()
+            rig.sql(f"update phionyx_log set frontier = repeat('ab', 32) || ' ' || repeat('ab', 32), {lie}")
+
+    def test_nodes_put_in_ahead_of_the_tree_stop_no_sealing_and_reach_no_proof(self, rig: Rig) -> None:
+        rig.sql("insert into phionyx_log_node select 8, n, '' from generate_series(0, 3) n")
+        rig.sql("insert into phionyx_log_node values (9, 0, '')")
+        for number in range(600):
+            rig.write(f"block-{number % 7}", str(number))
+        report = sealer(rig).seal_pending()
+        assert (report.sealed, report.refused) == (600, 0)
+        assert rig.ledger.consistency_proof(300, 600) == consistency_proof(tree_of(rig), 300, 600)
+
+    def test_hosts_with_two_keys_take_turns_and_sign_the_same_tree(self, rig: Rig) -> None:
+        other = Rig(rig.url)
+        try:
+            sealers = [
+                (rig, sealer(rig)),
+                (other, Sealer(other.ledger, other.key, checkpoints=CheckpointPolicy("other/log", public(other)))),
+            ]
+            for number in range(600):
+                who, at_work = sealers[number // 100 % 2]
+                who.write(f"block-{number // 100 % 2}", str(number))
+                if number % 100 == 99:
+                    signed = at_work.seal_pending().checkpoint
+                    assert signed is not None
+                    assert (signed[0].size, signed[0].root) == (number + 1, tree_of(rig).root())
+            assert rig.ledger.consistency_proof(256, 600) == consistency_proof(tree_of(rig), 256, 600)
+        finally:
+            other.close()
+
+    @pytest.mark.parametrize("place", [5, 2**40, 2**62])
+    def test_a_row_far_beyond_the_end_stops_no_sealing_and_gets_nothing_signed(
+        self, rig: Rig, place: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        rig.write("a", "one")
+        sealer(rig).seal_pending()
+        rig.sql(
+            "insert into phionyx_envelope(seq, trace_id, position, current_hash, turn_index, at, block_id, block_label, kind, body,"
+            f" leaf) values ({place}, 'x', 0, 'x', 0, 'x', 'x', 'x', 'write', 'x', '')"
+        )
+        rig.write("a", "two")
+        report = sealer(rig).seal_pending()
+        assert (report.sealed, report.refused, report.checkpoint) == (1, 0, None)
+        assert "no checkpoint is signed" in caplog.text
+
+    def test_a_stored_checkpoint_that_is_none_stops_no_sealing_and_goes_nowhere(self, rig: Rig, tmp_path: Path) -> None:
+        rig.write("a", "one")
+        with running(rig, log_origin="test/log"):
+            wait_until(lambda: rig.sql("select 1 from phionyx_checkpoint"))
+        forged = "test/log\n9\n" + "A" * 43 + "=\n\n\N{EM DASH} test/log AAAAAAAA\n"
+        for note in ("garbage", forged):
+            rig.sql("update phionyx_checkpoint set note = %s, size = 2000000000", note)
+            with running(rig, sinks=f"folder:{tmp_path}", log_origin="test/log"):
+                rig.write("a", note)
+                wait_until(lambda: not rig.sql("select 1 from phionyx_outbox"))
+        records = list(read_checkpoints(tmp_path, [public(rig)]))
+        assert [one.signed.checkpoint.size for one in records if one.signed] == [2, 3]
+        assert not [one for one in records if one.problem]
+
+    def test_a_lock_somebody_holds_keeps_no_sealer_from_ending(self, rig: Rig) -> None:
+        from phionyx_letta.ledger.sql import LOCK_KEY
+
+        with rig.connect() as holder:
+            with running(rig):
+                holder.execute("select pg_advisory_xact_lock(%s)", (LOCK_KEY,))
+            holder.rollback()
+
+
+def test_sinks_that_look_alike_stop_no_sealing_and_old_ones_are_forgotten(rig: Rig, tmp_path: Path) -> None:
+    """Two paths of one host have one name, since a path may be a secret."""
+    with running(rig, sinks=f"folder:{tmp_path} folder:{tmp_path} http://127.0.0.1:9/a http://127.0.0.1:9/b"):
+        rig.write("a", "one")
+        wait_until(lambda: len(rig.sql("select 1 from phionyx_sink")) == 3)
+        rig.write("a", "two")
+        wait_until(lambda: rig.sql("select count(*) from phionyx_envelope")[0][0] == 2)
+    with running(rig, sinks=f"folder:{tmp_path}"):
+        wait_until(lambda: len(rig.sql("select 1 from phionyx_sink")) == 1)
+
+
+@pytest.mark.parametrize("origin", ["with a space", "a+b", " ", "a\nb"])
+def test_an_origin_that_no_note_can_carry_is_an_unusable_setting(origin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from phionyx_letta.errors import SettingsError
+    from phionyx_letta.settings import load_settings
+
+    monkeypatch.setenv("PHIONYX_LETTA_LOG_ORIGIN", origin)
+    with pytest.raises(SettingsError, match="PHIONYX_LETTA_LOG_ORIGIN"):
+        load_settings()

@@ -31,7 +31,7 @@ def open_sinks(names: str, public_keys: Sequence[str], *, header: str | None = N
     Raises:
         SettingsError: one of them is not a sink; the message names it without what may be secret.
     """
-    return [_open(name, public_keys, header) for name in names.split()]
+    return [_open(name, public_keys, header) for name in dict.fromkeys(names.split())]
 
 
 def _open(name: str, public_keys: Sequence[str], header: str | None) -> Sink:
