@@ -165,6 +165,7 @@ class Point(NamedTuple):
     signed: bool = True
     outside: bool = False
     pinned: bool = False
+    origin: str = ""
 
 
 class Log:
@@ -601,6 +602,7 @@ class Audit:
         self.blocks: dict[Any, tuple[str, int, int, bool]] = {}
         self.last: dict[str, tuple[str, bool]] = {}
         self.nonces: set[bytes] = set()
+        self.given_up: list[dict[str, Any]] = []
         self.extra: dict[str, str] = {"bundle": OK}
         self.findings: list[dict[str, str]] = []
         self.total = 0
@@ -653,6 +655,39 @@ class Audit:
         self.check_place(chain, envelope["subject"], position, fail)
         self.check_signature(chain, envelope, place, fail)
         self.check_linkage(chain, envelope, trace, fail)
+
+    def accept(self, line: bytes, place: int) -> None:
+        """Take what a rollback gave up that the operator accepted: a record in the log, signed like every other."""
+        if self.keys is None or b"accept_rollback" not in line:
+            return
+        try:
+            envelope = json.loads(line)
+            if fault_of(envelope) is not None or envelope["mutation"]["block_id"] != "phionyx-letta.log":
+                return
+            said, current = envelope["subject"]["metadata"]["letta"], envelope["integrity"]["current"]
+            if said["event"] != "accept_rollback" or hash_of(envelope) != current:
+                return
+            record = said["rollback"]
+            ends = [
+                {name: end[name] for name in ("origin", "size", "root", "agreed_size")} for end in record["given_up"]
+            ]
+        except (LookupError, TypeError, ValueError, RecursionError):
+            return
+        texts = [record.get("base"), record.get("origin"), *(end[name] for end in ends for name in ("origin", "root"))]
+        numbers = [end[name] for end in ends for name in ("size", "agreed_size")]
+        shaped = all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers)
+        if shaped and self.keys.signed(current, envelope["integrity"]["signature"], place):
+            self.given_up += ends
+
+    def is_given_up(self, point: Point) -> bool:
+        """Return whether the log need not agree with a checkpoint any more; where a key was changed it always has to."""
+        for end in () if point.pinned else self.given_up:
+            if point.origin == end["origin"] and point.size == end["size"]:
+                if point.root.hex() == end["root"]:
+                    return True
+            elif point.origin == end["origin"] and end["agreed_size"] < point.size < end["size"]:
+                return True
+        return False
 
     def check_nonce(self, envelope: Any, where: str) -> None:
         """One captured change is sealed once."""
@@ -979,7 +1014,7 @@ def bundled_points(bundle: Bundle, audit: Audit) -> list[Point]:
             note = Note(data)
             if audit.keys is not None:
                 audit.keys.check_note(note)
-            points.append(Point(note.size, note.root, place, signed=audit.keys is not None))
+            points.append(Point(note.size, note.root, place, signed=audit.keys is not None, origin=note.origin))
         except Fault as fault:
             audit.fail("checkpoint", f"{place}: {fault}")
     done()
@@ -988,7 +1023,7 @@ def bundled_points(bundle: Bundle, audit: Audit) -> list[Point]:
 
 def outside_points(sources: list[str], audit: Audit, keys: Keys) -> list[Point]:
     """Return the checkpoints of the reader's own files; what no trusted key signed is only named."""
-    points: dict[tuple[int, bytes], Point] = {}
+    points: dict[tuple[str, int, bytes], Point] = {}
     for source in sources:
         with open(source, "rb") as file:
             for line, data in notes_in(file):
@@ -996,7 +1031,8 @@ def outside_points(sources: list[str], audit: Audit, keys: Keys) -> list[Point]:
                 try:
                     note = Note(data or b"")
                     keys.check_note(note)
-                    points.setdefault((note.size, note.root), Point(note.size, note.root, place, outside=True))
+                    point = Point(note.size, note.root, place, outside=True, origin=note.origin)
+                    points.setdefault((note.origin, note.size, note.root), point)
                 except Fault as fault:
                     audit.find("checkpoint", NOT_MEASURED, str(fault), place)
     return list(points.values())
@@ -1027,6 +1063,7 @@ def feed_envelopes(bundle: Bundle, audit: Audit, log: Log | None) -> None:
             else:
                 audit.feed(envelope, hashed, place, number)
             if log is not None:
+                audit.accept(line, log.tree.size)
                 log.feed(line)
     finally:
         done()
@@ -1042,25 +1079,27 @@ def judge_log(audit: Audit, log: Log | None, points: list[Point], given: Given) 
         if points:
             audit.fail("bundle", "there are checkpoints, but no layout of the log they are of")
         return
-    for point in log.broken[:1]:
+    broken = [point for point in log.broken if not audit.is_given_up(point)]
+    beyond = [point for point in log.points[log.next :] if not audit.is_given_up(point)]
+    for point in broken[:1]:
         message = f"the log is not the one that was signed at {point.size} envelopes ({point.place})"
         audit.fail("checkpoint", message)
         audit.fail("inclusion", message)
-    for point in log.points[log.next :][-1:]:
+    for point in beyond[-1:]:
         audit.fail(
             "checkpoint", f"the end is missing: a checkpoint has {point.size} envelopes, the log {log.tree.size}"
         )
     for point in log.unseen:
-        if not point.outside:  # who wrote the bundle could have shown it
+        if not point.outside and not audit.is_given_up(point):  # who wrote the bundle could have shown it
             message = f"{point.place}: the bundle does not show the log at {point.size} envelopes"
             audit.fail("key_trust" if point.pinned else "inclusion", message)
     good = [point for point in log.agreed if point.signed and point.size]
     theirs = [point for point in good if point.outside]
-    if log.broken or not good:
+    if broken or not good:
         return
     if log.last < max(point.size for point in good) and (theirs or not given.checkpoints):
         audit.extra.setdefault("inclusion", OK)
-    if audit.whole and log.next == len(log.points):
+    if audit.whole and not beyond:
         audit.extra.setdefault("checkpoint", OK)
 
 

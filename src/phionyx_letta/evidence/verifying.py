@@ -25,6 +25,7 @@ from phionyx_letta.ledger.audit_log import Outside
 from phionyx_letta.ledger.log.layout import Envelopes, read_layout
 from phionyx_letta.ledger.log.paragraphs import notes_in
 from phionyx_letta.ledger.log.walk import LogWalk, Point
+from phionyx_letta.ledger.rollback import AcceptedRollback, accepted_in, excuses
 from phionyx_letta.notes import parse_note
 
 __all__ = ["read_history", "verify_bundle"]
@@ -101,6 +102,7 @@ class _Verification:
         self._audit.needed.add(BUNDLE)
         self._audit.measured(BUNDLE)
         self._linkage = Linkage()
+        self._accepted: list[AcceptedRollback] = []
 
     def report(self) -> AuditReport:
         """Read everything and put it together."""
@@ -148,7 +150,7 @@ class _Verification:
                 except NoteError as error:
                     self._audit.fail(CHECKPOINT, f"{place}: {error.message}")
                 else:
-                    yield Point(point.size, point.root, place, signed=self._ring is not None)
+                    yield Point(point.size, point.root, place, signed=self._ring is not None, origin=point.origin)
 
     def _from_outside(self) -> Iterator[Point]:
         if self._outside is None:
@@ -158,7 +160,7 @@ class _Verification:
             said = record.problem.message if record.problem else "it is no checkpoint"
             self._audit.note(CHECKPOINT, f"{record.place}: {said}")
         for point, place in self._outside.checkpoints:
-            yield Point(point.size, point.root, place, outside=True)
+            yield Point(point.size, point.root, place, outside=True, origin=point.origin)
 
     def _is_whole(self) -> bool:
         """The layout of a whole log is one line; an empty log has none."""
@@ -194,6 +196,8 @@ class _Verification:
                 if not self._whole:
                     self._linkage.feed(envelope)
             if walk is not None:
+                accepted = accepted_in(line, self._ring, place or 0)
+                self._accepted += [] if accepted is None else [accepted]
                 walk.feed(line)
             if self._progress and number % _TELL_EVERY == 0:
                 self._progress(self._audit.seen)
@@ -202,7 +206,8 @@ class _Verification:
 
     def _judge_log(self, walk: LogWalk) -> None:
         audit = self._audit
-        for point in walk.broken[:1]:
+        broken, beyond, unseen = (self._not_given_up(points) for points in (walk.broken, walk.beyond, walk.unseen))
+        for point in broken[:1]:
             message = (
                 "what was sealed was rewritten, removed, inserted or moved: the log is not the one that was signed"
             )
@@ -211,16 +216,16 @@ class _Verification:
                     dimension,
                     message,
                     expected=f"the root at {point.size} envelopes ({point.place})",
-                    found=f"another; {len(walk.broken)} checkpoints disagree",
+                    found=f"another; {len(broken)} checkpoints disagree",
                 )
-        for point in walk.beyond[-1:]:
+        for point in beyond[-1:]:
             audit.fail(
                 CHECKPOINT,
                 "the end is missing: envelopes were cut off, or the log was set back to an older state",
                 expected=f"{point.size} envelopes at least ({point.place})",
                 found=f"a log of {walk.size}",
             )
-        for point in walk.unseen:
+        for point in unseen:
             message = f"{point.place}: the bundle does not show the log at {point.size} envelopes"
             if point.outside:
                 audit.note(CHECKPOINT, message)
@@ -229,7 +234,7 @@ class _Verification:
         good = [point.size for point in walk.agreed if point.signed and point.size]
         theirs = [point.size for point in walk.agreed if point.outside and point.size]
         audit.covered = max(good if self._outside is None else theirs, default=None)
-        if walk.broken or not good:
+        if broken or not good:
             return
         if walk.last is not None and walk.last >= max(good):
             audit.note(INCLUSION, f"the envelopes from {max(good)} of the log on are newer than the newest checkpoint")
@@ -239,8 +244,16 @@ class _Verification:
             audit.note(
                 CHECKPOINT, "a part of a log cannot show that nothing of a chain was left out after or beside it"
             )
-        elif not walk.beyond:
+        elif not beyond:
             audit.measured(CHECKPOINT)
+
+    def _not_given_up(self, points: list[Point]) -> list[Point]:
+        """Return those that no accepted rollback gave up; where a key was changed nothing can be given up."""
+        return [
+            one
+            for one in points
+            if one.pinned or not excuses(self._accepted, Checkpoint(one.origin, one.size, one.root))
+        ]
 
     def _judge_keys(self, walk: LogWalk | None) -> None:
         ring = self._ring

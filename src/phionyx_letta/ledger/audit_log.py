@@ -7,7 +7,6 @@ the newest checkpoint reaches.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,13 +17,12 @@ from phionyx_letta.ledger.audit import Audit
 from phionyx_letta.ledger.log.layout import Envelopes
 from phionyx_letta.ledger.log.reading import CheckpointRecord, read_checkpoints
 from phionyx_letta.ledger.log.walk import LogWalk, Point
-from phionyx_letta.ledger.rollback import EVENT, AcceptedRollback, excuses, read_accepted
+from phionyx_letta.ledger.rollback import AcceptedRollback, accepted_in, excuses
 from phionyx_letta.merkle import MAX_SIZE, Frontier, leaf_hash
 
 __all__ = ["EpochAudit", "LogAudit", "Outside", "read_outside"]
 
 CHECKPOINT, KEY_TRUST = "checkpoint", "key_trust"
-_MARK = EVENT.encode("ascii")
 
 
 @dataclass(frozen=True)
@@ -84,22 +82,9 @@ class LogAudit:
         data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
         self._tree.append(leaf_hash(data))
         self._compare()
-        if _MARK in data:
-            self._accept(data)
-
-    def _accept(self, data: bytes) -> None:
-        try:
-            envelope = json.loads(data)
-        except (ValueError, RecursionError):
-            return
-        verifier, place = self._audit.verifier, self._tree.size - 1
-        if verifier is None:
-            return
-        at = getattr(verifier, "verify_at", None)  # of keys that were replaced, the one whose time it was counts
-        verify = verifier.verify if at is None else lambda signed, by: at(signed, by, place)
-        found = read_accepted(envelope, verify)
-        if found is not None:
-            self._accepted.append(found)
+        accepted = accepted_in(data, self._audit.verifier, self._tree.size - 1)
+        if accepted is not None:
+            self._accepted.append(accepted)
 
     def _compare(self) -> None:
         points = self._outside.checkpoints

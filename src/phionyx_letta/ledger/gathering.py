@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, select
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.audit_sql import snapshot
 from phionyx_letta.ledger.log.layout import write_layout
+from phionyx_letta.ledger.rollback import LOG_BLOCK
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.statements import stored_statements
 from phionyx_letta.ledger.tree import sql_nodes
@@ -22,9 +23,10 @@ class Gathered:
     """Some chains of a ledger, or all of it, as they stand in one transaction."""
 
     def __init__(self, connection: Connection, traces: Sequence[str]) -> None:
-        """Take these chains; all of them where none is named."""
+        """Take these chains, and the log's own records, which say what was given up; all chains where none is named."""
         self._connection = connection
-        self._traces = list(dict.fromkeys(traces))
+        self._asked = list(dict.fromkeys(traces))
+        self._traces = [*self._asked, LOG_BLOCK] if traces else []
         column = tables.envelope.c
         last = connection.execute(select(func.max(column.seq))).scalar()
         self.size: int = 0 if last is None else last + 1
@@ -64,7 +66,7 @@ class Gathered:
         """Return the chains that are not there."""
         column = tables.envelope.c.trace_id
         found = set(self._connection.execute(self._chosen(select(column).distinct())).scalars())
-        return [trace for trace in self._traces if trace not in found]
+        return [trace for trace in self._asked if trace not in found]
 
     def _chosen(self, query: Any) -> Any:
         query = query.select_from(tables.envelope)

@@ -8,6 +8,7 @@ in the log it is about: whoever sets the database back once more sets it back to
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,12 +16,14 @@ from typing import Any
 from phionyx_letta._shape import find_fault
 from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.envelope import envelope_hash
+from phionyx_letta.signing import Verifier
 
 __all__ = [
     "EVENT",
     "LOG_BLOCK",
     "AcceptedRollback",
     "GivenUp",
+    "accepted_in",
     "belongs",
     "current_origin",
     "excuses",
@@ -30,6 +33,7 @@ __all__ = [
 LOG_BLOCK = "phionyx-letta.log"
 """Stands for the block in envelopes about the log itself; Letta's own ids begin with `block-`."""
 EVENT = "accept_rollback"
+_MARK = EVENT.encode("ascii")
 _FIELDS = {"origin": str, "size": int, "root": str, "agreed_size": int}
 
 
@@ -76,6 +80,24 @@ class AcceptedRollback:
 def belongs(origin: str, base: str) -> bool:
     """Whether a log's name is the one of the settings, or one under which that log went on."""
     return origin == base or origin.startswith(f"{base}/restored-")
+
+
+def accepted_in(line: bytes, verifier: Verifier | None, place: int) -> AcceptedRollback | None:
+    """The record in a line of the log, if it is one and a trusted key signed it.
+
+    Args:
+        line: an envelope as stored, trusted or not.
+        verifier: the trusted keys.
+        place: of the envelope in the log: of keys that were replaced, the one whose time it was counts.
+    """
+    if verifier is None or _MARK not in line:
+        return None
+    try:
+        envelope = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    at = getattr(verifier, "verify_at", None)
+    return read_accepted(envelope, verifier.verify if at is None else lambda signed, by: at(signed, by, place))
 
 
 def read_accepted(envelope: object, verify: Callable[[str, str], bool]) -> AcceptedRollback | None:

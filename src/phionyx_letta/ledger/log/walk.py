@@ -28,6 +28,8 @@ class Point:
     """It did not come in the bundle."""
     pinned: bool = False
     """A key's epoch ends or begins here: the log has to be shown at this size."""
+    origin: str = ""
+    """The name of the log it is of."""
 
 
 class LogWalk:
