@@ -101,7 +101,7 @@ class LogWatch:
         assert key is not None
         settings = self._runtime.settings
         verifiers = [load_verifier(name) for name in settings.trusted_keys.split()]
-        own = _public_keys(key)
+        own = [key.public_key] if key.public_key is not None else []
         with ledger.engine.connect() as connection:
             rotations = [one for public in own for one in lineage(connection, public)]
             verifiers += [load_verifier(one.signer) for one in rotations]
@@ -171,8 +171,3 @@ def verifies_with(key: PluginKey, trusted: list[Any]) -> Verifies:
         return signer.sign(current) == signature or any(one.verify(current, signature) for one in verifiers)
 
     return verifies
-
-
-def _public_keys(key: PluginKey) -> list[str]:
-    public: str | None = getattr(key.signer, "public_key_hex", None)
-    return [public] if public is not None else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,14 @@ from phionyx_letta.ledger.log.folder import FolderSink
 from phionyx_letta.ledger.log.sink import Published
 from phionyx_letta.ledger.rollback import AcceptedRollback, GivenUp, current_origin, excuses
 from phionyx_letta.ledger.rollback_sql import accepted_rollbacks
+from phionyx_letta.ledger.statements import rotate
 from phionyx_letta.plugin.adoption import Operator
+from phionyx_letta.plugin.evidence import Reader
 from phionyx_letta.plugin.rollback import accept_rollback, given_up
+from phionyx_letta.plugin.runtime import Runtime
 from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
+from phionyx_letta.plugin.watch import LogWatch
+from phionyx_letta.settings import load_settings
 
 ORIGIN = "test/log"
 WHO = ("--accept-rollback", "--name", "Ada", "--reason", "restored from Tuesday's backup", "--yes", "--json")
@@ -221,3 +227,63 @@ def test_nothing_is_given_up_of_another_log(log: Log) -> None:
     stranger = Checkpoint("another/log", 99, bytes(32))
     with log.rig.ledger.engine.connect() as connection:
         assert given_up(connection, log.rig.key, ORIGIN, [stranger]) is None
+
+
+class TestGuardedReads:
+    """What a server that starts now makes of the log: nothing is served where it has a fault."""
+
+    class Readers:
+        """Stands where the guard does, which needs Letta."""
+
+        reader: Reader | None = None
+
+        def use(self, reader: Reader) -> None:
+            self.reader = reader
+
+    def start(self, log: Log, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        monkeypatch.setenv("PHIONYX_LETTA_SINKS", f"folder:{log.folder}")
+        guard = self.Readers()
+        watch = LogWatch(log.rig.url, Runtime(load_settings()), guard)  # type: ignore[arg-type]
+        watch.start()
+        deadline = time.monotonic() + 20
+        while guard.reader is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert guard.reader is not None
+        found = watch.describe()
+        watch.stop()
+        return found
+
+    def test_an_accepted_rollback_is_none_to_them_and_a_later_one_is(
+        self, log: Log, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log.write(4)
+        backup = log.backup()
+        log.write(5)
+        log.set_back(backup)
+        assert "set back" in self.start(log, monkeypatch)["fault"]
+        log.accept()
+        assert self.start(log, monkeypatch)["fault"] is None
+        log.sealer = log.fresh_sealer()
+        point = log.write(2)
+        after = log.backup()
+        found = self.start(log, monkeypatch)
+        assert (found["fault"], found["outside_size"], found["disbelieved"]) == (None, point.size, 0)
+        log.write(1)
+        log.set_back(after)
+        assert "set back" in self.start(log, monkeypatch)["fault"]
+
+    @pytest.mark.parametrize("origin", [ORIGIN, None])
+    def test_a_new_key_takes_over_what_the_old_one_signed(
+        self, origin: str | None, log: Log, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log.write(4)
+        old, new = log.rig.key, new_key()
+        rotate(log.rig.ledger, old.signer, new.signer, ORIGIN)
+        monkeypatch.setenv("PHIONYX_LETTA_SIGNING_KEY", new.source)
+        if origin is None:
+            monkeypatch.delenv("PHIONYX_LETTA_LOG_ORIGIN")
+        found = self.start(log, monkeypatch)
+        assert (found["fault"], found["disbelieved"], found["size"]) == (None, 0, 4)
+        assert found["outside_size"] == 4  # the old key's checkpoint, or the state in which the new one took over
+        log.rig.sql("delete from phionyx_envelope where seq = 3")
+        assert "set back" in self.start(log, monkeypatch)["fault"]
