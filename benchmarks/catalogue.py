@@ -179,7 +179,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         at_least("bundle-verify", "a bundle of 100 000, every signature / bare Ed25519", "x", 0.5, evidence.signatures),
         at_most("bundle-hashes", "the same without a key / bare SHA-256", "x", None, evidence.hashes),
         at_most("bundle-script", "the verifier in the bundle, every signature", "envelopes/s", None, evidence.script),
-        at_most("bundle-memory", "growth of memory, bundles of 10 000 to 100 000", "MB", 16, evidence.memory),
+        at_most("bundle-memory", "growth of memory, bundles of 10 000 to 100 000", "MB", 4, evidence.memory),
         at_most("import", "import phionyx_letta, above a bare start of Python", "ms", 100, library.import_time),
     )
 }

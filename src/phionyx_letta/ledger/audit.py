@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any, Protocol
 
@@ -111,7 +112,7 @@ class Audit:
         self._extra: dict[str, str] = {}
         self.covered: int | None = None
         self.needed = set(_NEEDED)
-        self._nonces: set[int] | None = None if nonces_elsewhere else set()
+        self._nonces: array[int] | None = None if nonces_elsewhere else array("Q")  # of each envelope; 0: it has none
 
     def chain(self, trace_id: str | None) -> ChainVerifier:
         """The verifier of one chain."""
@@ -130,21 +131,15 @@ class Audit:
         self.seen += 1
         self.chain(trace_id).feed(envelope, hashed=hashed, place=place)
         if self._nonces is not None:
-            self._check_nonce(trace_id, envelope)
+            self._nonces.append(_nonce_of(envelope))
 
-    def _check_nonce(self, trace_id: str | None, envelope: object) -> None:
-        """Where no database can be asked: about 60 bytes an envelope are kept to see one mutation sealed twice."""
-        try:
-            text = envelope["subject"]["metadata"]["letta"]["nonce"]  # type: ignore[index]
-        except (TypeError, KeyError):
-            return
-        if not isinstance(text, str) or not _NONCE.fullmatch(text):
-            return
-        assert self._nonces is not None
-        nonce = int(text, 16)
-        if nonce in self._nonces:
-            self.fail("continuity", SEALED_TWICE, trace_id=trace_id, found=f"{nonce:032x}")
-        self._nonces.add(nonce)
+    def _check_nonces(self) -> None:
+        """Where no database can be asked, 8 bytes an envelope are kept to see one mutation sealed twice."""
+        for first, again in _repeated(self._nonces or ()):
+            self.fail(
+                "continuity", SEALED_TWICE, found=f"the envelopes {first} and {again} in the order they were read"
+            )
+        self._nonces = None
 
     def measured(self, dimension: str) -> None:
         """Count a dimension of the container as measured."""
@@ -175,7 +170,8 @@ class Audit:
             self._found.append(AuditFinding(None, None, None, dimension, NOT_MEASURED, message))
 
     def report(self) -> AuditReport:
-        """Put everything together."""
+        """Put everything together; nothing can be fed after it."""
+        self._check_nonces()
         results = [(trace_id, chain.result()) for trace_id, chain in self._chains.items()]
         answers = [result["assurance"]["dimensions"] for _, result in results]
         dimensions = {name: _worst([answer[name] for answer in answers]) for name in DIMENSIONS}
@@ -366,6 +362,24 @@ class Linkage:
         findings = [one for one in report.findings if one.dimension != name]
         total = report.findings_total - (len(report.findings) - len(findings))
         return replace(report, dimensions={**report.dimensions, name: OK}, findings=findings, findings_total=total)
+
+
+def _nonce_of(envelope: object) -> int:
+    """Return the first 64 bits of the nonce of a captured mutation, which are as good as random; 0 where there is none."""
+    try:
+        text = envelope["subject"]["metadata"]["letta"]["nonce"]  # type: ignore[index]
+    except (TypeError, KeyError):
+        return 0
+    return int(text[:16], 16) if isinstance(text, str) and _NONCE.fullmatch(text) else 0
+
+
+def _repeated(nonces: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the places of equal nonces; sixteen passes, so that only a sixteenth of them stand in a table at a time."""
+    for part in range(16):
+        seen: dict[int, int] = {}
+        for place, nonce in enumerate(nonces):
+            if nonce and nonce >> 60 == part and (first := seen.setdefault(nonce, place)) != place:
+                yield first, place
 
 
 def _worst(statuses: list[str]) -> str:
