@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -232,6 +233,15 @@ class TestCost:
 
 
 def _seconds(text):
-    start = time.perf_counter()
+    """Of the processor, the better of two: what else the machine does, and the size of the collector's heap, do not count."""
+    return min(_once(text) for _ in range(2))
+
+
+def _once(text):
+    gc.collect()
+    gc.disable()
+    start = time.process_time()
     PII.check(text)
-    return time.perf_counter() - start
+    taken = time.process_time() - start
+    gc.enable()
+    return taken
