@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from phionyx_letta.errors import TargetRefused, UntrustedPatch
-from phionyx_letta.memory.merging import FileDiffEngine, same_but_whitespace
+from phionyx_letta.memory.deciding import applicable
+from phionyx_letta.memory.merging import FileDiffEngine
 from phionyx_letta.memory.patches import MemoryPatch, check_trust
 from phionyx_letta.memory.targets import Targets
 from phionyx_letta.signing import Verifier, signature_algorithm
@@ -71,7 +72,7 @@ def target_state(patch: MemoryPatch, targets: Targets) -> str:
         return "missing" if patch.before_content else "unchanged"
     if current == patch.before_content:
         return "unchanged"
-    return "whitespace" if same_but_whitespace(patch.before_content, current) else "diverged"
+    return "whitespace" if applicable(patch, current) is not None else "diverged"
 
 
 _T = TypeVar("_T", str, list[Any], dict[str, Any])

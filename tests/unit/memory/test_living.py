@@ -295,6 +295,30 @@ class TestApplyAndRevert:
         living.revert(one)
         assert file.read_text() == "a  \n\nz\n"
 
+    def test_a_list_that_a_person_nested_stays_nested(self, notes, tmp_path):
+        notes.write_text("# Notes\n\n- a\n- b\n")
+        living = memory(tmp_path, UV)
+        (one,) = propose(living)
+        notes.write_text("# Notes\n\n- a\n  - b\n")
+        assert living.review(one)["target"] == "whitespace"
+        living.apply(one)
+        assert notes.read_text() == "# Notes\n\n- a\n  - b\n- Deploys with uv.\n"
+        living.revert(one)
+        assert notes.read_text() == "# Notes\n\n- a\n  - b\n"
+
+    @pytest.mark.parametrize("text", ["  a\n", " a\nz\n"])
+    def test_an_indentation_in_a_line_the_patch_replaces_is_a_conflict(self, tmp_path, text):
+        file = tmp_path / "a.md"
+        file.write_text(text)
+        living = memory(tmp_path)
+        one = living.store.save(
+            patch(file, before=text.replace(" ", ""), after=text.replace(" ", "").replace("a", "A"))
+        )
+        assert living.review(one)["target"] == "diverged"
+        with pytest.raises(DiffConflictError):
+            living.apply(one)
+        assert file.read_text() == text
+
     @pytest.mark.parametrize("text", ["a\nmine\n", "mine\n", "", "x" * 5000 + "\na\n", None])
     def test_anything_else_is_a_conflict_and_nothing_is_written(self, file, tmp_path, text):
         if text is None:
