@@ -145,7 +145,8 @@ def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Created:", f"{described['created_at']} by {described['author']}, session {described['session_id'] or '?'}"
     for step in described["history"][1:]:
         because = f": {step.get('reason')}" if step.get("reason") else ""
-        yield str(step.get("to", "?")).capitalize() + ":", f"{step.get('at')} by {step.get('by')}{because}"
+        name = "Reverting" if step.get("from") == step.get("to") == "applied" else str(step.get("to", "?")).capitalize()
+        yield f"{name}:", f"{step.get('at')} by {step.get('by')}{because}"
     yield "Signature:", _signature(described)
     if described["untrusted"]:
         yield "Trust:", f"untrusted: {described['untrusted']}"

@@ -28,7 +28,7 @@ TRANSITIONS: dict[str, frozenset[str]] = {
     "approved": frozenset(
         {"approved", "applied", "rejected", "conflict"}
     ),  # again: it is about to be written, see `apply`
-    "applied": frozenset({"reverted"}),
+    "applied": frozenset({"applied", "reverted"}),  # again: it is about to be taken out
     "conflict": frozenset({"rejected"}),
     "rejected": frozenset(),
     "reverted": frozenset(),
@@ -187,7 +187,7 @@ def transition(
     step["signature"] = signer.sign(step["hash"])
     patch.metadata = {**patch.metadata, HISTORY: [*steps, step]}
     patch.status = to
-    if to == "applied":
+    if to == "applied" and come_from != "applied":
         patch.applied_at = step["at"]
     elif to == "reverted":
         patch.reverted_at = step["at"]

@@ -275,7 +275,12 @@ class TestApplyAndRevert:
         assert living.revert(one.patch_id, by="bob").status == "reverted"
         assert file.read_text() == "a\n"
         steps = [(step["to"], step["by"], step["reason"]) for step in living.store.get(one.patch_id).history]
-        assert steps == [("approved", "ada", "it is true"), ("applied", "ada", "it is true"), ("reverted", "bob", "")]
+        assert steps == [
+            ("approved", "ada", "it is true"),
+            ("applied", "ada", "it is true"),
+            ("applied", "bob", ""),
+            ("reverted", "bob", ""),
+        ]
 
     def test_approve_first(self, file, tmp_path):
         living = memory(tmp_path)
