@@ -40,6 +40,7 @@ def print_list(console: Console, patches: Sequence[Mapping[str, Any]]) -> None:
     for one in patches:
         console.print(_line(one, "created_at", "category", "file_path"), soft_wrap=True)
         console.print(f"    {safe(one['rationale'])}", soft_wrap=True)
+        _print_mark(console, one)
     console.print(
         f"{len(patches)} pending; `phionyx-letta memory review --patch-id ID` shows one", style="dim", soft_wrap=True
     )
@@ -56,6 +57,12 @@ def print_log(console: Console, patches: Sequence[Mapping[str, Any]]) -> None:
         line.append(safe(one["status"]).ljust(9), _STATUS_STYLES.get(one["status"], ""))
         line.append(f"  {_day(one['created_at'])}  {safe(one['file_path'])}  {safe(one['rationale'])}")
         console.print(line, soft_wrap=True)
+        _print_mark(console, one)
+
+
+def _print_mark(console: Console, one: Mapping[str, Any]) -> None:
+    if one["signature_note"]:
+        console.print(f"    NOT valid: {safe(one['signature_note'])}", style="bold red", soft_wrap=True)
 
 
 def print_patch(console: Console, described: Mapping[str, Any]) -> None:

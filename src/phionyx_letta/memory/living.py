@@ -211,28 +211,29 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
         """
         with self.store.exclusive():
-            found = self._load(patch)
-            require(found, "approve", ("pending",))
-            check_trust(found, self.verifier)
+            found = self._trusted(patch, "approve", ("pending",))
             return self._moved(found, "approved", by, reason)
 
     def reject(self, patch: MemoryPatch | str, reason: str = "", *, by: str | None = None) -> MemoryPatch:
-        """Reject a patch for good: its fact is not proposed again unless it changes. One that does not verify can be rejected too.
+        """Reject a patch for good: its fact is not proposed again unless it changes.
+
+        One that does not verify can be rejected too, whatever status it claims; its fact may come up again.
 
         Raises:
             PatchNotFound, IllegalTransition: it is not there, or already applied, reverted or rejected.
         """
         with self.store.exclusive():
             found = self._load(patch)
-            require(found, "reject", ("pending", "approved", "conflict"))
-            self._require_unwritten(found)
-            details = {}
             try:
                 check_trust(found, self.verifier)
-            except UntrustedPatch as error:
-                details = {"untrusted": error.message}
+            except UntrustedPatch as error:  # whatever status it claims: that may be forged too
+                details = {"untrusted": error.message, "claimed": found.status}
                 found.metadata = {name: value for name, value in found.metadata.items() if name != HISTORY}
-            return self._moved(found, "rejected", by, reason, details)
+                found.applied_at = found.reverted_at = None
+                return self._moved(found, "rejected", by, reason, details)
+            require(found, "reject", ("pending", "approved", "conflict"))
+            self._require_unwritten(found)
+            return self._moved(found, "rejected", by, reason)
 
     def edit(
         self, patch: MemoryPatch | str, after_content: str, *, by: str | None = None, reason: str = ""
@@ -243,9 +244,7 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
         """
         with self.store.exclusive():
-            found = self._load(patch)
-            require(found, "edit", ("pending", "approved", "conflict"))
-            check_trust(found, self.verifier)
+            found = self._trusted(patch, "edit", ("pending", "approved", "conflict"))
             self._require_unwritten(found)
             author = by or reviewer()
             new = self._proposing.successor(found, found.before_content, after_content, "edited_from", author)
@@ -261,9 +260,7 @@ class LivingMemory:
             TargetRefused: the target is not managed, or cannot be written without loss.
         """
         with self.store.exclusive():
-            found = self._load(patch)
-            require(found, "apply", ("pending", "approved"))
-            check_trust(found, self.verifier)
+            found = self._trusted(patch, "apply", ("pending", "approved"))
             target = self.targets.resolve(found.file_path)
             current = target.read()
             change = announced(found)
@@ -291,9 +288,7 @@ class LivingMemory:
             TargetRefused: the target is not managed, or is not text.
         """
         with self.store.exclusive():
-            found = self._load(patch)
-            require(found, "rebase", ("pending", "approved", "conflict"))
-            check_trust(found, self.verifier)
+            found = self._trusted(patch, "rebase", ("pending", "approved", "conflict"))
             self._require_unwritten(found)
             current = self.targets.resolve(found.file_path).read()
             if current == found.before_content and found.status != "conflict":
@@ -321,9 +316,7 @@ class LivingMemory:
             TargetRefused: the target is not managed, or cannot be written without loss.
         """
         with self.store.exclusive():
-            found = self._load(patch_id)
-            require(found, "revert", ("applied",))
-            check_trust(found, self.verifier)
+            found = self._trusted(patch_id, "revert", ("applied",))
             target = self.targets.resolve(found.file_path)
             current = target.read()
             change = announced(found)
@@ -348,6 +341,13 @@ class LivingMemory:
         found = self.store.get(patch_id)
         if found is None:
             raise PatchNotFound(f"Patch '{patch_id}' not found.", "`phionyx-letta memory log` shows what there is")
+        return found
+
+    def _trusted(self, patch: MemoryPatch | str, act: str, statuses: tuple[str, ...]) -> MemoryPatch:
+        """Load a patch that verifies and whose status allows the act; a status that does not verify is no reason for anything."""
+        found = self._load(patch)
+        check_trust(found, self.verifier)
+        require(found, act, statuses)
         return found
 
     def _moved(

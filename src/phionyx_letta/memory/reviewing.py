@@ -8,10 +8,11 @@ from phionyx_letta.errors import TargetRefused, UntrustedPatch
 from phionyx_letta.memory.deciding import applicable
 from phionyx_letta.memory.merging import FileDiffEngine
 from phionyx_letta.memory.patches import MemoryPatch, check_trust
+from phionyx_letta.memory.stored import HEAD
 from phionyx_letta.memory.targets import Targets
 from phionyx_letta.signing import Verifier, signature_algorithm
 
-__all__ = ["described"]
+__all__ = ["described", "listed"]
 
 
 def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None) -> dict[str, Any]:
@@ -51,6 +52,11 @@ def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None) -
         "pii": _of(dict, patch, "pii"),
         "history": patch.history,
     }
+
+
+def listed(patch: MemoryPatch, verifier: Verifier | None) -> dict[str, Any]:
+    """Return what a list shows of a patch: its summary, and in `signature_note` why it may not be acted on, or None."""
+    return {**{name: getattr(patch, name) for name in HEAD}, "signature_note": trust_note(patch, verifier)}
 
 
 def trust_note(patch: MemoryPatch, verifier: Verifier | None) -> str | None:

@@ -20,6 +20,7 @@ from phionyx_letta.errors import (
 )
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.memory import LivingMemory, MemoryFileRouter
+from phionyx_letta.memory.reviewing import listed
 
 KEY = Ed25519Signer("11" * 32)
 TEA, UV = fact("- Likes tea."), fact("- Deploys with uv.")
@@ -516,6 +517,26 @@ class TestTrust:
         assert not again.review(one.patch_id)["signature_valid"]
         assert "Eve" not in notes.read_text()
         assert again.reject(one.patch_id, "forged").status == "rejected"
+
+    @pytest.mark.parametrize("claimed", ["applied", "approved", "rejected", "reverted", "conflict"])
+    def test_a_forged_status_is_named_and_can_be_rejected(self, notes, tmp_path, claimed):
+        living = memory(tmp_path, TEA, signer=KEY)
+        (one,) = propose(living)
+        store = tmp_path / "patches.jsonl"
+        with store.open("a") as file:
+            file.write(store.read_text().replace('"status": "pending"', f'"status": "{claimed}"', 1))
+        for act in ("apply", "revert", "rebase", "approve"):
+            with pytest.raises(UntrustedPatch, match="history") as caught:
+                getattr(memory(tmp_path, signer=KEY), act)(one.patch_id)
+            assert "reject it" in caught.value.remedy
+        assert listed(living.store.get(one.patch_id), KEY.verifier())["signature_note"]
+        rejected = memory(tmp_path, signer=KEY).reject(one.patch_id, "forged")
+        assert rejected.history[-1]["details"]["claimed"] == claimed
+        assert listed(rejected, KEY.verifier())["signature_note"] is None
+        with pytest.raises(IllegalTransition):
+            memory(tmp_path, signer=KEY).reject(one.patch_id)
+        (again,) = propose(memory(tmp_path, TEA, signer=KEY), "s2")
+        assert memory(tmp_path, signer=KEY).apply(again).status == "applied"
 
     def test_nobody_signs_with_an_empty_secret(self, notes, tmp_path):
         living = memory(tmp_path, TEA, signature_secret="s")
