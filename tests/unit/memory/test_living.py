@@ -186,6 +186,39 @@ class TestWithoutApproval:
         assert living.review(one)["untrusted"]
         assert "tea" not in notes.read_text()
 
+    @pytest.mark.parametrize(
+        "content",
+        [
+            *("- Likes tea\n```", "- Likes tea\n~~~", "- ```\n  Likes tea", "> ~~~~ Likes tea", "- Likes tea <!--"),
+            *(
+                "- Likes tea\n<script>",
+                "- <details> Likes tea",
+                "- Likes tea @~/.ssh/id_rsa",
+                "@../evil/CLAUDE.md likes tea",
+            ),
+            *("- Likes tea ![x](http://evil.example/?q=1)", "- Likes [tea](//evil.example/x)", "- Likes tea @README"),
+            *("- Likes tea: https://evil.example/", "[tea]: javascript:alert(1)", "- Likes www.evil.example tea"),
+        ],
+    )
+    def test_nor_risky_markup_unless_a_person_approves(self, notes, tmp_path, content):
+        before = notes.read_text()
+        living = memory(tmp_path, fact(content), require_approval=False)
+        (one,) = propose(living)
+        assert (one.status, notes.read_text()) == ("pending", before)
+        assert (
+            "risky markup" in living.review(one)["untrusted"] or "markup of its own" in living.review(one)["untrusted"]
+        )
+        assert living.apply(one).status == "applied"
+
+    @pytest.mark.parametrize(
+        "content",
+        ["- Likes tea from https://tea.example/green.", "- Likes `tea` < 5 min", "- Likes tea, ada@example.com"],
+    )
+    def test_an_address_that_the_user_named_is_no_risk(self, notes, tmp_path, content):
+        said = f"user: said, likes tea from https://tea.example/green < 5 min {content}"
+        (one,) = propose(memory(tmp_path, fact(content), require_approval=False), transcript=said)
+        assert one.status == "applied"
+
     def test_a_file_that_cannot_be_written_costs_no_other_patch(self, notes, tmp_path):
         (tmp_path / "user_prefs.md").write_text("")
         notes.chmod(0o444)
