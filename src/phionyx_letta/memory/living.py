@@ -246,7 +246,7 @@ class LivingMemory:
         with self.store.exclusive():
             found = self._trusted(patch, "edit", ("pending", "approved", "conflict"))
             self._require_unwritten(found)
-            author = by or reviewer()
+            author = self._name(by)
             new = self._proposing.successor(found, found.before_content, after_content, "edited_from", author)
             self._moved(found, "rejected", by, reason or f"edited as {new.patch_id}", {"replaced_by": new.patch_id})
             return new
@@ -350,6 +350,10 @@ class LivingMemory:
         require(found, act, statuses)
         return found
 
+    def _name(self, by: str | None) -> str:
+        """Who decides, filtered like the reason: an address or a number does not enter what is never removed."""
+        return self.pii.filter_content(by or reviewer()).filtered_content
+
     def _moved(
         self,
         patch: MemoryPatch,
@@ -359,7 +363,7 @@ class LivingMemory:
         details: Mapping[str, Any] | None = None,
     ) -> MemoryPatch:
         said = self.pii.filter_content(reason).filtered_content
-        transition(patch, to, by=by or reviewer(), reason=said, signer=self.signer, details=details)
+        transition(patch, to, by=self._name(by), reason=said, signer=self.signer, details=details)
         self.store.update(patch)
         return patch
 
@@ -417,7 +421,7 @@ class LivingMemory:
         found: str | None = None,
     ) -> None:
         if self._recorder is not None:
-            self._recorder.record(target, change, patch, event, by or reviewer(), found=found)
+            self._recorder.record(target, change, patch, event, self._name(by), found=found)
 
     def _only_patches_wrote(self, patch: MemoryPatch, current: str) -> bool:
         """Whether `current` is what a patch left behind, or what this patch's session found: no person's edit in between."""

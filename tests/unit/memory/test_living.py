@@ -628,6 +628,14 @@ class TestEvidence:
         assert verify_chain(chain, verifier=KEY.verifier(), expected_trace=f"file:{notes}")["valid"] is True
         assert "tea" not in json.dumps(chain)
 
+    def test_the_reviewers_name_is_filtered_like_the_reason(self, notes, tmp_path, envelopes):
+        living = memory(tmp_path, TEA, signer=KEY, envelopes=envelopes)
+        (one,) = propose(living)
+        living.apply(one, by="ada ada@example.com", reason="ask ada@example.com")
+        (envelope,) = envelopes.iter_chain(f"file:{notes}")
+        assert envelope["subject"]["metadata"]["living_memory"]["reviewer"] == "ada [REDACTED_EMAIL]"
+        assert "ada@example.com" not in (tmp_path / "patches.jsonl").read_text()
+
     def test_a_persons_edits_in_between_do_not_break_the_chain(self, notes, tmp_path, envelopes):
         living = memory(tmp_path, TEA, signer=KEY, envelopes=envelopes)
         (one,) = propose(living)
