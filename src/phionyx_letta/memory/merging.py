@@ -211,13 +211,14 @@ def _edits(base: Sequence[str], changed: Sequence[str]) -> Iterator[Edit]:
     numbers: dict[str, int] = {}
     one, other = ([numbers.setdefault(line, len(numbers)) for line in lines] for lines in (base, changed))
     edits: list[Edit] = []
-    for tag, start, end, first, last in LCSseq.opcodes(one, other):
-        if tag == "equal":
+    for code in LCSseq.opcodes(one, other):
+        if code.tag == "equal":
             continue
+        start, end, lines = code.src_start, code.src_end, changed[code.dest_start : code.dest_end]
         if edits and edits[-1][1] == start:  # a replacement comes as a removal and an addition
-            edits[-1] = edits[-1][0], end, [*edits[-1][2], *changed[first:last]]
+            edits[-1] = edits[-1][0], end, [*edits[-1][2], *lines]
         else:
-            edits.append((start, end, changed[first:last]))
+            edits.append((start, end, lines))
     yield from edits
 
 

@@ -258,12 +258,17 @@ class PatchStore:
         if not set(HEAD) <= set(data):  # a long beginning, or a line in another order
             data = _object(_read_at(file, offset, length))
         texts = {name: "" if data.get(name) is None else str(data[name]) for name in HEAD}
-        known = {
-            "patch_id": patch_id,
-            "status": status.decode(),
-            "session_id": data.get("session_id") and texts["session_id"],
-        }
-        return PatchSummary(**{**texts, **known})
+        session = texts["session_id"] if data.get("session_id") else None
+        return PatchSummary(
+            patch_id,
+            status.decode(),
+            texts["created_at"],
+            texts["file_path"],
+            texts["category"],
+            session,
+            texts["author"],
+            texts["rationale"],
+        )
 
     def _parsed(self, line: bytes, offset: int) -> MemoryPatch | None:
         try:
