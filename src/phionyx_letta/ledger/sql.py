@@ -157,6 +157,15 @@ class SqlLedger:
         self.known_log = writer.log.known
         return envelope
 
+    def probe(self, trace_id: str) -> None:
+        """Find out whether the ledger takes a write, and write nothing.
+
+        Raises:
+            LedgerUnavailable: it does not.
+        """
+        with self.writing():
+            pass
+
     def iter_chain(self, trace_id: str) -> Iterator[dict[str, Any]]:
         """The envelopes of one chain, oldest first, in flat memory."""
         columns = tables.envelope.c
