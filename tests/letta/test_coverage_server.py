@@ -34,6 +34,7 @@ TOOLS = [
     "memory_rethink",
     "memory_apply_patch",
     "memory",
+    "send_message",  # the older kind of agent ends its turn with it, else it goes on for 50 steps
 ]
 SCHEMA = Draft202012Validator(envelope_schema())
 PARENT = "envelope://sha256:" + "ab" * 32
