@@ -34,7 +34,6 @@ TOOLS = [
     "memory_rethink",
     "memory_apply_patch",
     "memory",
-    "send_message",  # the older kind of agent ends its turn with it, else it goes on for 50 steps
 ]
 SCHEMA = Draft202012Validator(envelope_schema())
 PARENT = "envelope://sha256:" + "ab" * 32
@@ -55,7 +54,7 @@ class Rig:
             "model": MODEL_HANDLE,
             "embedding": EMBEDDING_HANDLE,
             "memory_blocks": [{"label": "human", "value": "name: Ann"}, {"label": "persona", "value": "a rig"}],
-            "tools": TOOLS,
+            "tools": [*TOOLS, *(["send_message"] if kind == "memgpt_v2_agent" else [])],  # else it goes on for 50 steps
             "include_base_tools": False,
             **more,
         }
