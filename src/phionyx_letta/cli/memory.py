@@ -156,7 +156,7 @@ def review(
         described = living.review(find_patch(living, patch_id))
         answer(described, as_json=as_json, show=lambda console: print_patch(console, described))
         return 0
-    pending = [listed(one, living.verifier) for one in living.pending_patches()]
+    pending = [listed(one, living.verifier, living.store, living.targets) for one in living.pending_patches()]
     answer(
         {"patches": pending, "count": len(pending)}, as_json=as_json, show=lambda console: print_list(console, pending)
     )
@@ -266,7 +266,10 @@ def log(
     if output_format not in ("table", "json"):
         raise CommandError(f"there is no format {output_format!r}", "give table or json")
     living = open_memory(store_path, None)
-    patches = [listed(one, living.verifier) for one in living.store.list_by_status(status, limit=limit)]
+    patches = [
+        listed(one, living.verifier, living.store, living.targets)
+        for one in living.store.list_by_status(status, limit=limit)
+    ]
     answer(
         {"patches": patches, "count": len(patches)},
         as_json=as_json or output_format == "json",

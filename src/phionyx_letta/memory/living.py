@@ -21,6 +21,7 @@ from phionyx_letta.errors import (
     UntrustedPatch,
 )
 from phionyx_letta.ledger.store import EnvelopeStore
+from phionyx_letta.memory.binding import check_bound
 from phionyx_letta.memory.deciding import (
     Change,
     announced,
@@ -140,7 +141,7 @@ class LivingMemory:
         Raises:
             PatchNotFound: there is no such patch.
         """
-        return described(self._load(patch), self.targets, self.verifier)
+        return described(self._load(patch), self.targets, self.verifier, self.store)
 
     # -- proposing -----------------------------------------------------------------------------------------------
 
@@ -242,6 +243,7 @@ class LivingMemory:
 
         Raises:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
+            TargetRefused: the target is not managed.
         """
         with self.store.exclusive():
             found = self._trusted(patch, "edit", ("pending", "approved", "conflict"))
@@ -347,6 +349,7 @@ class LivingMemory:
         """Load a patch that verifies and whose status allows the act; a status that does not verify is no reason for anything."""
         found = self._load(patch)
         check_trust(found, self.verifier)
+        check_bound(found, self.store, self.targets)
         require(found, act, statuses)
         return found
 

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from phionyx_letta.diff import content_hash
 from phionyx_letta.errors import ProposerUnavailable, TargetRefused
+from phionyx_letta.memory.binding import BOUND, bound_to
 from phionyx_letta.memory.facts import same_fact
 from phionyx_letta.memory.kept import KeptSessions
 from phionyx_letta.memory.merging import FileDiffEngine
@@ -226,6 +227,7 @@ class Proposing:
             author=author,
             metadata={**metadata, "diff_stats": FileDiffEngine.count_changed_lines(diff)},
         )
+        patch.metadata[BOUND] = bound_to(patch, self._store, self._targets.resolve(name))
         transition(patch, "pending", by=author, signer=self._signer)
         return patch
 

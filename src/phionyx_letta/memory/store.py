@@ -113,6 +113,16 @@ class PatchStore:
         with self._reading():
             return [patch_id for patch_id in self._places if patch_id.startswith(prefix)]
 
+    def first(self) -> str | None:
+        """Return the id of the oldest patch, by which the store is known, or None where it is empty."""
+        with self._reading():
+            return next(iter(self._places), None)
+
+    @property
+    def folder(self) -> str | None:
+        """The real path of the folder it is in."""
+        return os.path.realpath(self.path.parent)
+
     def status(self, patch_id: str) -> str | None:
         """Return a patch's status without reading its content, or None where there is no such patch."""
         with self._reading():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -160,6 +161,19 @@ class SqlPatchStore:
                     select(_columns.patch_id).where(_columns.newest, begins).order_by(_columns.seq)
                 ).scalars()
             )
+
+    def first(self) -> str | None:
+        """Return the id of the oldest patch, by which the store is known, or None where it is empty."""
+        with self._database.reading() as connection:
+            return connection.execute(select(_columns.patch_id).order_by(_columns.seq).limit(1)).scalar()
+
+    @property
+    def folder(self) -> str | None:
+        """The real path of a SQLite database's folder; None for a server's, and in memory."""
+        url = self.ledger.engine.url
+        if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+            return None
+        return os.path.realpath(Path(str(url.database)).parent)
 
     def status(self, patch_id: str) -> str | None:
         """Return a patch's status without reading its content, or None where there is no such patch."""

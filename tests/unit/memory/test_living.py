@@ -562,10 +562,10 @@ class TestTrust:
             with pytest.raises(UntrustedPatch, match="history") as caught:
                 getattr(memory(tmp_path, signer=KEY), act)(one.patch_id)
             assert "reject it" in caught.value.remedy
-        assert listed(living.store.get(one.patch_id), KEY.verifier())["signature_note"]
+        assert listed(living.store.get(one.patch_id), KEY.verifier(), living.store, living.targets)["signature_note"]
         rejected = memory(tmp_path, signer=KEY).reject(one.patch_id, "forged")
         assert rejected.history[-1]["details"]["claimed"] == claimed
-        assert listed(rejected, KEY.verifier())["signature_note"] is None
+        assert listed(rejected, KEY.verifier(), living.store, living.targets)["signature_note"] is None
         with pytest.raises(IllegalTransition):
             memory(tmp_path, signer=KEY).reject(one.patch_id)
         (again,) = propose(memory(tmp_path, TEA, signer=KEY), "s2")
