@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from phionyx_letta.cli.failures import FAILED, CommandError, exit_code
+from phionyx_letta.cli.memory_evidence import evidence_left, print_evidence
 from phionyx_letta.cli.memory_pages import print_list, print_log, print_patch, step_through
 from phionyx_letta.cli.memory_sources import STORE, find_patch, open_memory, read_session
 from phionyx_letta.cli.options import Json
@@ -210,7 +211,8 @@ def apply(
     living = open_memory(store_path, paths, ledger=ledger, records=True)
     found = find_patch(living, patch_id)
     patch = _or_cannot("apply", lambda: living.apply(found, by=by, reason=reason))
-    return _done(patch, f"Applied patch {patch.patch_id} to {patch.file_path}", as_json)
+    left = evidence_left(living, patch, ledger)
+    return _done(patch, f"Applied patch {patch.patch_id} to {patch.file_path}", as_json, left)
 
 
 @memory.command(short_help="Offer a diverged patch for what the file holds now.")
@@ -238,7 +240,8 @@ def revert(
     living = open_memory(store_path, paths, ledger=ledger, records=True)
     found = find_patch(living, patch_id)
     patch = _or_cannot("revert", lambda: living.revert(found, by=by, reason=reason))
-    return _done(patch, f"Reverted patch {patch.patch_id} — restored {patch.file_path}", as_json)
+    left = evidence_left(living, patch, ledger)
+    return _done(patch, f"Reverted patch {patch.patch_id} — restored {patch.file_path}", as_json, left)
 
 
 @memory.command(short_help="Show patches, newest last.")
@@ -312,8 +315,13 @@ def _or_cannot(act: str, do: Callable[[], MemoryPatch]) -> MemoryPatch:
         raise CommandError(f"Cannot {act}: {error.message}", error.remedy, FAILED) from error
 
 
-def _done(patch: MemoryPatch, message: str, as_json: bool) -> int:
-    answer(_shown(patch), as_json=as_json, show=lambda console: console.print(safe(message), soft_wrap=True))
+def _done(patch: MemoryPatch, message: str, as_json: bool, left: Mapping[str, Any] | None = None) -> int:
+    def show(console: Any) -> None:
+        console.print(safe(message), soft_wrap=True)
+        if left is not None:
+            print_evidence(console, left)
+
+    answer(_shown(patch) | ({"evidence": left} if left is not None else {}), as_json=as_json, show=show)
     return 0
 
 

@@ -112,6 +112,7 @@ class LivingMemory:
         self.router = file_router or MemoryFileRouter()
         new_files = list(self.router.path_map.values()) if self.router.allow_new_files else []
         self.targets: Targets = targets or ManagedFiles([*paths, *new_files])
+        self.envelopes = envelopes
         self._recorder = MutationRecorder(envelopes, self.signer) if envelopes is not None else None
         self._proposing = Proposing(
             targets=self.targets,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -44,10 +45,10 @@ class TestTheWholeWay:
     def test_apply_and_revert_in_the_seeds_words(self, here):
         one = stored()
         done = run("memory", "apply", one.patch_id)
-        assert done.stdout == f"Applied patch {one.patch_id} to CLAUDE.md\n"
+        assert done.stdout.startswith(f"Applied patch {one.patch_id} to CLAUDE.md\n")
         assert (here / "CLAUDE.md").read_text() == "a\nb\n"
         done = run("memory", "revert", one.patch_id)
-        assert done.stdout == f"Reverted patch {one.patch_id} — restored CLAUDE.md\n"
+        assert done.stdout.startswith(f"Reverted patch {one.patch_id} — restored CLAUDE.md\n")
         assert (here / "CLAUDE.md").read_text() == "a\n"
 
     def test_approve_by_name_and_reason_then_apply(self, here):
@@ -93,6 +94,42 @@ class TestTheWholeWay:
         assert len(list(FilesystemEnvelopeStore().traces())) == 1
         run("memory", "apply", stored(before="a\nb\n", after="c\n").patch_id, "--ledger", f"sqlite:///{here}/ledger.db")
         assert run_json("log", "--ledger", str(here / "ledger.db"))["count"] == 1
+
+    @pytest.mark.parametrize("ledger", [None, "an audit", "sqlite:///{here}/ledger.db"])
+    @pytest.mark.parametrize("key", ["", "11" * 32])
+    def test_it_says_where_the_envelope_went_and_the_command_it_prints_runs(self, here, monkeypatch, ledger, key):
+        monkeypatch.setenv("PHIONYX_LETTA_SIGNING_KEY", key)
+        more = ["--ledger", ledger.format(here=here)] if ledger else []
+        one = stored(signer=KEY if key else None)
+        for act in ("apply", "revert"):
+            lines = run("memory", act, one.patch_id, *more).stdout.splitlines()
+            where = (
+                str(FilesystemEnvelopeStore().root)
+                if ledger is None
+                else "an audit"
+                if "audit" in ledger
+                else "ledger.db"
+            )
+            assert lines[1].startswith("Recorded in ")
+            assert where in lines[1]
+            program, *words = shlex.split(lines[2])
+            assert program == "phionyx-letta"
+            checked = run(*words)
+            assert checked.exit_code == (0 if key else 2), checked.stdout
+        said = run_json("memory", "apply", stored(signer=KEY if key else None).patch_id, *more)["evidence"]
+        assert said["trace_id"] == f"file:{here / 'CLAUDE.md'}"
+        assert run(*shlex.split(said["verify"])[1:]).exit_code == (0 if key else 2)
+
+    def test_a_password_in_the_ledgers_url_is_not_repeated(self, here, empty_database):
+        from sqlalchemy import make_url
+
+        from phionyx_letta.ledger import tables
+
+        server = make_url(tables.ledger_url(empty_database))
+        url = server.set(drivername="postgresql", password="s3cret/pw").render_as_string(hide_password=False)
+        said = run("memory", "apply", stored().patch_id, "--ledger", url).stdout
+        assert "Recorded in postgresql://" in said
+        assert "s3cret" not in said
 
     def test_a_store_in_a_database(self, here):
         where = f"sqlite:///{here}/patches.db"
