@@ -39,8 +39,17 @@ Paths = Annotated[
     typer.Option(
         "--path",
         metavar="GLOB",
-        help="A managed file or glob (** for any depth); may be given several times. Default: PHIONYX_LETTA_MEMORY_PATHS, "
-        "else the Markdown files beside the store and below.",
+        help="A managed file, folder or glob (** for any depth); nothing else is ever written. May be given several times. "
+        "Default: PHIONYX_LETTA_MEMORY_PATHS, else every *.md in the store's folder and below.",
+    ),
+]
+Sent = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--path",
+        metavar="GLOB",
+        help="A managed file, folder or glob (** for any depth); its text is sent to the model, and patches are made for it. May be "
+        "given several times. Default: PHIONYX_LETTA_MEMORY_PATHS; one of the two is needed.",
     ),
 ]
 PatchId = Annotated[str, typer.Argument(metavar="ID", help="A patch's id, or its first digits.")]
@@ -72,7 +81,7 @@ def propose(
     session: Annotated[
         str | None, typer.Option("--session", metavar="ID", help="The session's id. Default: the file's name.")
     ] = None,
-    paths: Paths = None,
+    paths: Sent = None,
     model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="The model to ask.")] = None,
     base_url: Annotated[
         str | None, typer.Option("--base-url", metavar="URL", help="Endpoint that speaks OpenAI's protocol.")

@@ -300,7 +300,9 @@ class LivingMemory:
             if merged is None and self._only_patches_wrote(found, current or ""):
                 merged = placed_again(found, current or "")
             if merged is None or (current is None and found.before_content):
-                self._refuse(found, current, by)
+                self._refuse(
+                    found, current, by, "the same lines were changed: edit the file by hand, and reject the patch"
+                )
             if merged == current:
                 raise IllegalTransition(
                     f"{found.file_path} already holds what patch {found.patch_id} adds", "reject the patch"
@@ -393,14 +395,10 @@ class LivingMemory:
             status: PatchStatus = "applied" if patch.status == "applied" else "approved"
             self._moved(patch, status, by, reason, change.details())
 
-    def _refuse(self, patch: MemoryPatch, current: str | None, by: str | None) -> NoReturn:
+    def _refuse(self, patch: MemoryPatch, current: str | None, by: str | None, remedy: str = "") -> NoReturn:
         found = content_hash(current) if current is not None else ""
-        error = DiffConflictError(
-            patch.file_path,
-            content_hash(patch.before_content),
-            found,
-            f"`rebase {patch.patch_id}` offers a merge, if there is one",
-        )
+        remedy = remedy or f"`rebase {patch.patch_id}` offers a merge, if there is one"
+        error = DiffConflictError(patch.file_path, content_hash(patch.before_content), found, remedy)
         if patch.status != "conflict":
             self._moved(patch, "conflict", by, error.message, {"expected": error.expected_hash, "found": found})
         raise error

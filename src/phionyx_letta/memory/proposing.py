@@ -273,7 +273,10 @@ class Proposing:
 
     def clean_session(self, session_id: str) -> str:
         """A session id without personal data; four digits keep two such sessions apart, too few to try names on."""
-        clean = self._pii.filter_content(session_id).filtered_content
+        written = session_id.encode(
+            "utf-8", "backslashreplace"
+        ).decode()  # a lone surrogate cannot be stored everywhere
+        clean = self._pii.filter_content(written).filtered_content
         if clean == session_id:
             return clean
         return f"{clean}-{hashlib.sha256(session_id.encode('utf-8', 'surrogatepass')).hexdigest()[:4]}"

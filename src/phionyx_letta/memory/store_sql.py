@@ -25,6 +25,7 @@ from phionyx_letta.errors import InvalidPatch, LedgerUnavailable, PatchNotFound
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.memory.occurrences import OccurrenceRecord, TrackerBase, read_record
+from phionyx_letta.memory.once import warn_once
 from phionyx_letta.memory.patches import MemoryPatch
 from phionyx_letta.memory.store import exclusive_file
 from phionyx_letta.memory.stored import HEAD, PatchSummary, patch_json
@@ -236,7 +237,8 @@ class SqlOccurrenceTracker(TrackerBase):
             except JSON_ERRORS:
                 record = None
             if record is None:
-                _log.warning("the occurrences of %r cannot be read and are left aside", row.fact_key)
+                message = "the occurrences of %r cannot be read and are left aside"
+                warn_once(_log, message, row.fact_key, about=hash(row.body))
             else:
                 records[record.fact_key] = record
         return records
@@ -256,10 +258,11 @@ def _patch(row: Any) -> MemoryPatch | None:
     try:
         patch = MemoryPatch.from_dict(json.loads(row.body))
     except (*JSON_ERRORS, InvalidPatch) as error:
-        _log.warning("row %s of phionyx_patch is not a patch (%s); it is passed over", row.seq, type(error).__name__)
+        message = "row %s of phionyx_patch is not a patch (%s); it is passed over"
+        warn_once(_log, message, row.seq, type(error).__name__, about=hash(row.body))
         return None
     if patch.status != row.status:
-        _log.warning("row %s of phionyx_patch contradicts itself; it is passed over", row.seq)
+        warn_once(_log, "row %s of phionyx_patch contradicts itself; it is passed over", row.seq, about=hash(row.body))
         return None
     return patch
 

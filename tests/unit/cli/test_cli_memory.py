@@ -314,6 +314,33 @@ class TestErrors:
         assert "cannot be used" in error_of("memory", "log", "--store-path", ".")
         assert "cannot be used" in error_of("memory", "apply", "x", "--store-path", ".")
 
+    def test_a_sentence_is_followed_by_what_to_do_as_another(self, here):
+        said = error_of("memory", "apply", "ffff", code=1)
+        assert said == "error: Patch 'ffff' not found. `phionyx-letta memory log` shows what there is\n"
+        one = stored()
+        run("memory", "apply", one.patch_id)
+        assert error_of("memory", "apply", one.patch_id, code=1).endswith(
+            "cannot apply. Only pending or approved patches can\n"
+        )
+
+    def test_a_rebase_without_a_merge_does_not_offer_itself(self, here):
+        one = stored(after="b\n")
+        (here / "CLAUDE.md").write_text("mine\n")
+        assert error_of("memory", "rebase", one.patch_id, code=1) == (
+            "error: Cannot rebase: CLAUDE.md has diverged since the patch was made; the same lines were changed: "
+            "edit the file by hand, and reject the patch\n"
+        )
+
+    def test_a_name_with_a_lone_surrogate(self, here):
+        line = stored().to_dict() | {"file_path": "a\ud800.md", "patch_id": "abc"}
+        with Path(".synapsekit_memory_patches.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        assert error_of("memory", "apply", "abc", code=1)
+
+    def test_what_path_means_is_told_for_each_command(self, here):
+        assert "nothing else is ever written" in " ".join(run("memory", "apply", "--help").stdout.split())
+        assert "sent to the model" in " ".join(run("memory", "propose", "--help").stdout.split())
+
 
 class TestLog:
     def test_json_in_both_spellings(self, here):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 
 import pytest
 from memory_helpers import Scripted, fact, memory, patch, propose
@@ -20,6 +21,7 @@ from phionyx_letta.errors import (
 )
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.memory import LivingMemory, MemoryFileRouter
+from phionyx_letta.memory.patches import transition
 from phionyx_letta.memory.reviewing import listed
 
 KEY = Ed25519Signer("11" * 32)
@@ -691,3 +693,48 @@ def test_the_quickstart_of_the_seed(tmp_path, monkeypatch):
     assert rationale
     assert "- Deploys with uv." in text
     assert (tmp_path / "CLAUDE.md").read_text() == "# Notes\n"
+
+
+class TestWhatErrorsSay:
+    def test_a_rebase_that_finds_no_merge_does_not_offer_itself(self, tmp_path):
+        (tmp_path / "CLAUDE.md").write_text("a\n")
+        living = memory(tmp_path)
+        one = living.store.save(patch(tmp_path / "CLAUDE.md", "a\n", "b\n"))
+        (tmp_path / "CLAUDE.md").write_text("mine\n")
+        with pytest.raises(DiffConflictError, match="edit the file by hand, and reject the patch"):
+            living.rebase(one)
+
+    def test_a_sentence_and_its_remedy_are_two(self, tmp_path):
+        living = memory(tmp_path)
+        with pytest.raises(PatchNotFound) as error:
+            living.apply("ffff")
+        assert str(error.value) == "Patch 'ffff' not found. `phionyx-letta memory log` shows what there is"
+
+
+class TestKeysOfOtherReviewers:
+    OTHER = Ed25519Signer("22" * 32)
+
+    @pytest.fixture
+    def theirs(self, tmp_path):
+        (tmp_path / "CLAUDE.md").write_text("a\n")
+        one = patch(tmp_path / "CLAUDE.md")
+        transition(one, "pending", by="them", signer=self.OTHER)
+        return memory(tmp_path, sign=False).store.save(one)
+
+    def test_the_library_trusts_those_of_the_setting(self, tmp_path, theirs, monkeypatch):
+        monkeypatch.setenv("PHIONYX_LETTA_SIGNING_KEY", "11" * 32)
+        with pytest.raises(UntrustedPatch):
+            memory(tmp_path).apply(theirs)
+        monkeypatch.setenv("PHIONYX_LETTA_VERIFY_KEY", f"{self.OTHER.public_key_hex}{os.pathsep}{'33' * 32}")
+        assert memory(tmp_path).apply(theirs).status == "applied"
+
+    def test_not_where_a_verifier_is_given_or_nothing_is_signed(self, tmp_path, theirs, monkeypatch):
+        monkeypatch.setenv("PHIONYX_LETTA_VERIFY_KEY", self.OTHER.public_key_hex)
+        assert memory(tmp_path, sign=False).verifier is None
+        with pytest.raises(UntrustedPatch):
+            memory(tmp_path, signer=KEY, verifier=KEY.verifier()).apply(theirs)
+
+    def test_a_key_that_is_none_is_told(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("PHIONYX_LETTA_VERIFY_KEY", "nonsense")
+        with pytest.raises(SigningKeyError, match="public key"):
+            memory(tmp_path)
