@@ -30,7 +30,7 @@ def evidence_left(living: LivingMemory, patch: MemoryPatch, given: str | None) -
     from phionyx_letta.signing import Ed25519Signer
 
     store, trace = living.envelopes, living.targets.resolve(patch.file_path).identity
-    words: list[str] | None = ["phionyx-letta", "verify"]
+    words, printable = ["phionyx-letta", "verify"], True
     if isinstance(store, FilesystemEnvelopeStore):
         where = str(store.root.absolute())
         words = [*words, where]
@@ -41,11 +41,11 @@ def evidence_left(living: LivingMemory, patch: MemoryPatch, given: str | None) -
         elif store.url.password is None:
             words = [*words, store.url.render_as_string(hide_password=False)]
         elif given:
-            words = None
+            printable = False
     else:
         return None
     key = ["--key", living.signer.public_key_hex] if isinstance(living.signer, Ed25519Signer) else []
-    command = shlex.join([*words, "--trace", trace, *key]) if words else None
+    command = shlex.join([*words, "--trace", trace, *key]) if printable else None
     return {"ledger": where, "trace_id": trace, "verify": command}
 
 
