@@ -35,6 +35,7 @@ __all__ = ["Proposing", "placed_again"]
 SETTLED = frozenset({"pending", "approved", "applied", "rejected", "reverted"})
 """A fact whose newest patch stands so is not proposed again, unless it changes."""
 _CONTEXT_CHARS = 200
+_WHOLE = "whole"
 _log = logging.getLogger(__name__)
 
 
@@ -47,6 +48,8 @@ class _Found:
     texts: dict[str, str]
     shown: dict[int, str]
     """Messages that were filtered already, by index."""
+    seen: Mapping[str, str]
+    """Which part of each file the model was shown."""
 
 
 class _Cleaner:
@@ -129,7 +132,7 @@ class Proposing:
             _log.warning("the proposal %r was dropped: %s", dropped.fact_key, dropped.reason)
         texts: dict[str, str] = {}
         shown: dict[int, str] = {}
-        return [_Found(proposal, messages, texts, shown) for proposal in report.proposals]
+        return [_Found(proposal, messages, texts, shown, report.seen) for proposal in report.proposals]
 
     def _texts(self) -> dict[str, str]:
         found = {}
@@ -177,6 +180,8 @@ class Proposing:
             "pii": dict(cleaner.counts),
             "pii_filtered": bool(cleaner.counts),
         }
+        if found.seen.get(name, _WHOLE) != _WHOLE:
+            metadata["file_seen"] = found.seen[name]
         if proposal.untrusted is not None:
             metadata["untrusted"] = cleaner.clean(proposal.untrusted)
         patch = self._born(name, before, after, cleaner.clean(proposal.rationale), quotes, category, session, metadata)

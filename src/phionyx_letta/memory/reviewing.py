@@ -21,9 +21,9 @@ def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None, s
 
     The seed's keys, and: `diff_recorded` where the diff the patch carries is not that of its content; `target` (`unchanged`,
     `whitespace`, `diverged`, `missing` or why it is refused); `signature` (its algorithm), `signature_valid` (never for an unsigned
-    patch) and `signature_note`; `bound_to`, the store and the target it was made for, or None; `untrusted`, the reason not to
-    believe it, or None; `pii`, what was redacted, by type; `evidence_details` with role, message and context of each quote;
-    `history`.
+    patch) and `signature_note`; `bound_to`, the store and the target it was made for, or None; `file_seen`, the part of the file
+    that the model was shown, or None for all of it; `untrusted`, the reason not to believe it, or None; `pii`, what was redacted,
+    by type; `evidence_details` with role, message and context of each quote; `history`.
     """
     diff = FileDiffEngine.generate_unified_diff(patch.before_content, patch.after_content, patch.file_path)
     algorithm = signature_algorithm(patch.signature)
@@ -51,6 +51,7 @@ def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None, s
         "signature_valid": note is None and algorithm != "unsigned",
         "signature_note": note or ("nobody vouches for it" if algorithm == "unsigned" else None),
         "bound_to": _of(dict, patch, BOUND) or None,
+        "file_seen": _of(str, patch, "file_seen") or None,
         "untrusted": str(patch.metadata["untrusted"]) if "untrusted" in patch.metadata else None,
         "pii": _of(dict, patch, "pii"),
         "history": patch.history,

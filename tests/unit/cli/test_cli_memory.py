@@ -178,6 +178,7 @@ class TestReview:
             metadata={
                 "evidence": evidence,
                 "untrusted": "only a tool said it",
+                "file_seen": "first 9 of 99 characters",
                 "pii": {"email": 2},
                 "section": "Notes",
             },
@@ -186,6 +187,7 @@ class TestReview:
         for expected in (
             f"Patch ID:     {one.patch_id}",
             "Signature:    ed25519, valid",
+            "Seen:         the model was shown the first 9 of 99 characters of the file",
             "Trust:        untrusted: only a tool said it",
             "PII:          replaced 2 email",
             "Evidence:     user, message 3: “a quote”",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 
 import pytest
 from memory_helpers import Scripted, fact, memory, patch, propose
@@ -249,6 +250,14 @@ class TestReview:
         assert (evidence["role"], evidence["message_index"]) == ("user", 0)
         assert evidence["context"] == "as I said before"
         assert json.loads(json.dumps(shown)) == shown
+
+    def test_it_says_which_part_of_a_long_file_the_model_saw(self, notes, tmp_path):
+        (one,) = propose(memory(tmp_path, TEA))
+        assert memory(tmp_path).review(one)["file_seen"] is None
+        text = "# Notes\n" + "- a line\n" * 20_000
+        notes.write_text(text)
+        (other,) = propose(memory(tmp_path, UV), "s2")
+        assert re.fullmatch(rf"first \d+ of {len(text)} characters", memory(tmp_path).review(other)["file_seen"])
 
     def test_a_diff_that_lies_is_told(self, tmp_path):
         living = memory(tmp_path)
