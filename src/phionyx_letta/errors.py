@@ -33,6 +33,15 @@ __all__ = [
 ]
 
 
+def said(message: str, remedy: str) -> str:
+    """Return what is wrong and what to do about it as one line; a message that is a sentence stays one."""
+    if not remedy:
+        return message
+    return (
+        f"{message} {remedy[:1].upper()}{remedy[1:]}" if message.endswith((".", "!", "?")) else f"{message}; {remedy}"
+    )
+
+
 class PhionyxError(Exception):
     """Root of the tree; `str()` shows the message and, on the same line, the remedy."""
 
@@ -44,7 +53,7 @@ class PhionyxError(Exception):
 
     def __str__(self) -> str:
         """Return the message and the remedy as one line."""
-        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+        return said(self.message, self.remedy)
 
 
 class InvalidMutation(PhionyxError, ValueError):

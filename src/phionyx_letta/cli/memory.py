@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from phionyx_letta.cli.failures import FAILED, CommandError, exit_code
+from phionyx_letta.cli.memory_evidence import evidence_left, print_evidence
 from phionyx_letta.cli.memory_pages import print_list, print_log, print_patch, step_through
 from phionyx_letta.cli.memory_sources import STORE, find_patch, open_memory, read_session
 from phionyx_letta.cli.options import Json
@@ -38,8 +39,17 @@ Paths = Annotated[
     typer.Option(
         "--path",
         metavar="GLOB",
-        help="A managed file or glob (** for any depth); may be given several times. Default: PHIONYX_LETTA_MEMORY_PATHS, "
-        "else the Markdown files beside the store and below.",
+        help="A managed file, folder or glob (** for any depth); nothing else is ever written. May be given several times. "
+        "Default: PHIONYX_LETTA_MEMORY_PATHS, else every *.md in the store's folder and below.",
+    ),
+]
+Sent = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--path",
+        metavar="GLOB",
+        help="A managed file, folder or glob (** for any depth); its text is sent to the model, and patches are made for it. May be "
+        "given several times. Default: PHIONYX_LETTA_MEMORY_PATHS; one of the two is needed.",
     ),
 ]
 PatchId = Annotated[str, typer.Argument(metavar="ID", help="A patch's id, or its first digits.")]
@@ -71,7 +81,7 @@ def propose(
     session: Annotated[
         str | None, typer.Option("--session", metavar="ID", help="The session's id. Default: the file's name.")
     ] = None,
-    paths: Paths = None,
+    paths: Sent = None,
     model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="The model to ask.")] = None,
     base_url: Annotated[
         str | None, typer.Option("--base-url", metavar="URL", help="Endpoint that speaks OpenAI's protocol.")
@@ -156,7 +166,7 @@ def review(
         described = living.review(find_patch(living, patch_id))
         answer(described, as_json=as_json, show=lambda console: print_patch(console, described))
         return 0
-    pending = [listed(one, living.verifier) for one in living.pending_patches()]
+    pending = [listed(one, living.verifier, living.store, living.targets) for one in living.pending_patches()]
     answer(
         {"patches": pending, "count": len(pending)}, as_json=as_json, show=lambda console: print_list(console, pending)
     )
@@ -210,7 +220,8 @@ def apply(
     living = open_memory(store_path, paths, ledger=ledger, records=True)
     found = find_patch(living, patch_id)
     patch = _or_cannot("apply", lambda: living.apply(found, by=by, reason=reason))
-    return _done(patch, f"Applied patch {patch.patch_id} to {patch.file_path}", as_json)
+    left = evidence_left(living, patch, ledger)
+    return _done(patch, f"Applied patch {patch.patch_id} to {patch.file_path}", as_json, left)
 
 
 @memory.command(short_help="Offer a diverged patch for what the file holds now.")
@@ -238,7 +249,8 @@ def revert(
     living = open_memory(store_path, paths, ledger=ledger, records=True)
     found = find_patch(living, patch_id)
     patch = _or_cannot("revert", lambda: living.revert(found, by=by, reason=reason))
-    return _done(patch, f"Reverted patch {patch.patch_id} — restored {patch.file_path}", as_json)
+    left = evidence_left(living, patch, ledger)
+    return _done(patch, f"Reverted patch {patch.patch_id} — restored {patch.file_path}", as_json, left)
 
 
 @memory.command(short_help="Show patches, newest last.")
@@ -266,7 +278,10 @@ def log(
     if output_format not in ("table", "json"):
         raise CommandError(f"there is no format {output_format!r}", "give table or json")
     living = open_memory(store_path, None)
-    patches = [listed(one, living.verifier) for one in living.store.list_by_status(status, limit=limit)]
+    patches = [
+        listed(one, living.verifier, living.store, living.targets)
+        for one in living.store.list_by_status(status, limit=limit)
+    ]
     answer(
         {"patches": patches, "count": len(patches)},
         as_json=as_json or output_format == "json",
@@ -309,8 +324,13 @@ def _or_cannot(act: str, do: Callable[[], MemoryPatch]) -> MemoryPatch:
         raise CommandError(f"Cannot {act}: {error.message}", error.remedy, FAILED) from error
 
 
-def _done(patch: MemoryPatch, message: str, as_json: bool) -> int:
-    answer(_shown(patch), as_json=as_json, show=lambda console: console.print(safe(message), soft_wrap=True))
+def _done(patch: MemoryPatch, message: str, as_json: bool, left: Mapping[str, Any] | None = None) -> int:
+    def show(console: Any) -> None:
+        console.print(safe(message), soft_wrap=True)
+        if left is not None:
+            print_evidence(console, left)
+
+    answer(_shown(patch) | ({"evidence": left} if left is not None else {}), as_json=as_json, show=show)
     return 0
 
 

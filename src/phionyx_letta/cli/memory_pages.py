@@ -147,6 +147,8 @@ def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Patch ID:", described["patch_id"]
     yield "File:", described["file_path"]
     yield "Target:", _TARGETS.get(described["target"], f"NOT usable: {described['target']}")
+    if described["file_seen"]:
+        yield "Seen:", f"the model was shown the {described['file_seen']} of the file"
     yield "Status:", described["status"]
     yield "Category:", described["category"] + (f", section {described['section']}" if described["section"] else "")
     yield "Created:", f"{described['created_at']} by {described['author']}, session {described['session_id'] or '?'}"

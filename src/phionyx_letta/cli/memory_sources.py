@@ -131,17 +131,14 @@ def _beside(store_path: str) -> str:
 
 
 def _keys(secret: str | None) -> tuple[Signer, Verifier | None]:
-    """What signs, and what is trusted: its own signatures, and those of the keys of PHIONYX_LETTA_VERIFY_KEY (other reviewers')."""
-    from phionyx_letta.cli.keys import trusted_keys
-    from phionyx_letta.signing import Ed25519Signer, HmacSigner, TrustedKeys, UnsignedSigner, get_signer
+    """What signs, and what is trusted beside it; the secret signs only where no key is configured."""
+    from phionyx_letta.memory.opening import keys
+    from phionyx_letta.signing import HmacSigner, UnsignedSigner, get_signer
 
     signer = get_signer()
     if secret and isinstance(signer, UnsignedSigner):
         signer = HmacSigner(secret)
-    trusted = trusted_keys(None)
-    own = [signer.verifier()] if isinstance(signer, Ed25519Signer | HmacSigner) else []
-    both = [*own, *([trusted] if trusted else [])]
-    return signer, TrustedKeys(both) if both else None
+    return keys(True, "", signer, None)
 
 
 def _envelopes(where: str | None) -> EnvelopeStore:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from phionyx_letta.errors import said
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -64,9 +66,7 @@ def complain(message: str, remedy: str, *, as_json: bool) -> None:
     from rich.text import Text
 
     line = Text("error: ", "bold red")
-    line.append(safe(message, lines=True), "default")
-    if remedy:
-        line.append(f"; {safe(remedy)}", "default")
+    line.append(said(safe(message, lines=True), safe(remedy)), "default")
     stderr().print(line, soft_wrap=True)
 
 

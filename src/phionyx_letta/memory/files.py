@@ -85,12 +85,17 @@ def read_text(path: Path) -> str | None:
 
 
 def write_text(path: Path, text: str, *, locked: bool = False) -> None:
-    """Write a file atomically, keeping its mode and byte order mark; `locked` says that the caller holds the folder's lock.
+    """Write a file atomically, keeping its mode and byte order mark; a new one is for its owner alone.
+
+    Args:
+        path: the file.
+        text: its new text.
+        locked: whether the caller holds the folder's lock.
 
     Raises:
         TargetRefused: it is read-only, or the disk refuses.
     """
-    _write(os.path.realpath(path), text, expected=None, compare=False, locked=locked)
+    _write(os.path.realpath(path), text, expected=None, compare=False, locked=locked, mode=0o600)
 
 
 @contextlib.contextmanager
@@ -140,7 +145,9 @@ def _read(folder: int, real: str) -> tuple[str, os.stat_result, bool] | None:
     return text, state, mark
 
 
-def _write(real: str, text: str, *, expected: str | None, compare: bool, locked: bool = False) -> None:
+def _write(
+    real: str, text: str, *, expected: str | None, compare: bool, locked: bool = False, mode: int = 0o666
+) -> None:
     name = os.path.basename(real)
     try:
         data = text.encode("utf-8")
@@ -160,7 +167,8 @@ def _write(real: str, text: str, *, expected: str | None, compare: bool, locked:
                 raise _conflict(real, expected, found[0] if found else None)
             if found and not found[1].st_mode & 0o222:
                 raise TargetRefused(f"{real} is read-only", "chmod u+w it if patches may change it")
-            temporary = _written(folder, name, BOM + data if found and found[2] else data, found[1] if found else None)
+            whole = BOM + data if found and found[2] else data
+            temporary = _written(folder, name, whole, found[1] if found else None, mode)
             try:
                 if found is None:
                     _create(folder, temporary, name)
@@ -172,11 +180,11 @@ def _write(real: str, text: str, *, expected: str | None, compare: bool, locked:
             os.fsync(folder)
 
 
-def _written(folder: int, name: str, data: bytes, like: os.stat_result | None) -> str:
-    """Write a new file beside the old one, with its mode and, where allowed, its owner; return its name."""
+def _written(folder: int, name: str, data: bytes, like: os.stat_result | None, mode: int) -> str:
+    """Write a new file beside the old one, with its mode and, where allowed, its owner (else with `mode`); return its name."""
     temporary = f".{name[:180]}.{secrets.token_hex(6)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o600 if like else 0o666, dir_fd=folder)
+    descriptor = os.open(temporary, flags, 0o600 if like else mode, dir_fd=folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)

@@ -21,6 +21,7 @@ from phionyx_letta.errors import (
     UntrustedPatch,
 )
 from phionyx_letta.ledger.store import EnvelopeStore
+from phionyx_letta.memory.binding import check_bound
 from phionyx_letta.memory.deciding import (
     Change,
     announced,
@@ -111,6 +112,7 @@ class LivingMemory:
         self.router = file_router or MemoryFileRouter()
         new_files = list(self.router.path_map.values()) if self.router.allow_new_files else []
         self.targets: Targets = targets or ManagedFiles([*paths, *new_files])
+        self.envelopes = envelopes
         self._recorder = MutationRecorder(envelopes, self.signer) if envelopes is not None else None
         self._proposing = Proposing(
             targets=self.targets,
@@ -140,7 +142,7 @@ class LivingMemory:
         Raises:
             PatchNotFound: there is no such patch.
         """
-        return described(self._load(patch), self.targets, self.verifier)
+        return described(self._load(patch), self.targets, self.verifier, self.store)
 
     # -- proposing -----------------------------------------------------------------------------------------------
 
@@ -242,6 +244,7 @@ class LivingMemory:
 
         Raises:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
+            TargetRefused: the target is not managed.
         """
         with self.store.exclusive():
             found = self._trusted(patch, "edit", ("pending", "approved", "conflict"))
@@ -297,7 +300,9 @@ class LivingMemory:
             if merged is None and self._only_patches_wrote(found, current or ""):
                 merged = placed_again(found, current or "")
             if merged is None or (current is None and found.before_content):
-                self._refuse(found, current, by)
+                self._refuse(
+                    found, current, by, "the same lines were changed: edit the file by hand, and reject the patch"
+                )
             if merged == current:
                 raise IllegalTransition(
                     f"{found.file_path} already holds what patch {found.patch_id} adds", "reject the patch"
@@ -347,6 +352,7 @@ class LivingMemory:
         """Load a patch that verifies and whose status allows the act; a status that does not verify is no reason for anything."""
         found = self._load(patch)
         check_trust(found, self.verifier)
+        check_bound(found, self.store, self.targets)
         require(found, act, statuses)
         return found
 
@@ -389,14 +395,10 @@ class LivingMemory:
             status: PatchStatus = "applied" if patch.status == "applied" else "approved"
             self._moved(patch, status, by, reason, change.details())
 
-    def _refuse(self, patch: MemoryPatch, current: str | None, by: str | None) -> NoReturn:
+    def _refuse(self, patch: MemoryPatch, current: str | None, by: str | None, remedy: str = "") -> NoReturn:
         found = content_hash(current) if current is not None else ""
-        error = DiffConflictError(
-            patch.file_path,
-            content_hash(patch.before_content),
-            found,
-            f"`rebase {patch.patch_id}` offers a merge, if there is one",
-        )
+        remedy = remedy or f"`rebase {patch.patch_id}` offers a merge, if there is one"
+        error = DiffConflictError(patch.file_path, content_hash(patch.before_content), found, remedy)
         if patch.status != "conflict":
             self._moved(patch, "conflict", by, error.message, {"expected": error.expected_hash, "found": found})
         raise error

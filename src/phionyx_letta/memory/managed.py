@@ -78,8 +78,8 @@ class ManagedFiles:
         Raises:
             TargetRefused: it is not managed, be it through `..`, a link or an absolute path.
         """
-        if not name or "\0" in name:
-            raise TargetRefused(f"{name!r} is not a path", "give the path of a managed file")
+        if not _is_name(name):
+            raise TargetRefused(f"{name!r} is not a path", "give the path of a managed file, as UTF-8 text")
         real = os.path.realpath(name)
         if not self._allows(real):
             through = f" (it is {real})" if real != os.path.abspath(name) else ""
@@ -97,8 +97,16 @@ class ManagedFiles:
         return False
 
 
+def _is_name(given: str) -> bool:
+    """Whether this can name a file: not empty, no NUL, and UTF-8 (no lone surrogate, as a name in another encoding has them)."""
+    try:
+        return bool(given.encode()) and "\0" not in given
+    except UnicodeEncodeError:
+        return False
+
+
 def _pattern(given: str) -> _Pattern:
-    if not given or "\0" in given:
+    if not _is_name(given):
         raise TargetRefused(f"{given!r} is not a path to manage", "give a file or a glob such as ./memory/**/*.md")
     if Path(given).is_dir():
         given = os.path.join(glob.escape(given), "**", "*.md")

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from phionyx_letta.errors import StoreError
 from phionyx_letta.memory.facts import normalised_key, same_fact
 from phionyx_letta.memory.files import locked_folder, write_text
+from phionyx_letta.memory.once import warn_once
 from phionyx_letta.memory.patches import now
 
 __all__ = [
@@ -173,7 +174,8 @@ class OccurrenceTracker(TrackerBase):
     def _read(self, *, set_aside: bool = False) -> dict[str, OccurrenceRecord]:
         assert self.path is not None
         try:
-            data = json.loads(self.path.read_bytes())
+            raw = self.path.read_bytes()
+            data = json.loads(raw)
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError):
@@ -181,7 +183,7 @@ class OccurrenceTracker(TrackerBase):
         except OSError as error:
             raise StoreError(f"{self.path} cannot be read: {error.strerror}", "check its permissions") from None
         if not isinstance(data, dict):
-            _log.warning("%s is not a file of occurrences; it is left aside", self.path)
+            warn_once(_log, "%s is not a file of occurrences; it is left aside", self.path.absolute(), about=hash(raw))
             if set_aside:
                 os.replace(self.path, f"{self.path}.damaged-{now()}")
             return {}
@@ -207,7 +209,7 @@ def _united(data: Mapping[str, Any]) -> dict[str, OccurrenceRecord]:
     for raw, value in data.items():
         record = read_record(raw, value)
         if record is None:
-            _log.warning("the occurrences of %r cannot be read and are left aside", raw)
+            warn_once(_log, "the occurrences of %r cannot be read and are left aside", raw, about=repr(value))
             continue
         known = records.get(record.fact_key)
         if known is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 from pathlib import Path
 
 from phionyx_letta.memory.kept import KeptSessions
@@ -10,7 +11,16 @@ from phionyx_letta.memory.occurrences import Occurrences, OccurrenceTracker
 from phionyx_letta.memory.pii import MemoryPIIFilter
 from phionyx_letta.memory.store import PatchStore
 from phionyx_letta.memory.stored import Patches
-from phionyx_letta.signing import Ed25519Signer, HmacSigner, Signer, UnsignedSigner, Verifier, get_signer
+from phionyx_letta.signing import (
+    Ed25519Signer,
+    HmacSigner,
+    Signer,
+    TrustedKeys,
+    UnsignedSigner,
+    Verifier,
+    get_signer,
+    load_verifier,
+)
 
 __all__ = ["OCCURRENCE_PATH", "STORE_PATH", "keys", "open_kept", "open_occurrences", "open_store", "reviewer"]
 
@@ -30,15 +40,26 @@ def reviewer() -> str:
 def keys(sign: bool, secret: str, signer: Signer | None, verifier: Verifier | None) -> tuple[Signer, Verifier | None]:
     """Return what signs and what verifies: what is given, else the secret, else the environment's key, else nothing.
 
+    The keys of PHIONYX_LETTA_VERIFY_KEY (other reviewers') are trusted beside the own one, unless a verifier is given or nothing is
+    to be signed.
+
     Raises:
-        SigningKeyError: the environment's key is missing or malformed.
+        SigningKeyError: a key of the environment is missing or malformed.
     """
     if signer is None and sign:
         signer = HmacSigner(secret) if secret else get_signer()
     signer = signer or UnsignedSigner()
-    if verifier is None and isinstance(signer, Ed25519Signer | HmacSigner):
-        verifier = signer.verifier()
-    return signer, verifier
+    if verifier is not None:
+        return signer, verifier
+    own = [signer.verifier()] if isinstance(signer, Ed25519Signer | HmacSigner) else []
+    trusted = [*own, *(_others() if sign else [])]
+    return signer, TrustedKeys(trusted) if len(trusted) > 1 else trusted[0] if trusted else None
+
+
+def _others() -> list[Verifier]:
+    """The keys of PHIONYX_LETTA_VERIFY_KEY: 64 hex digits or .pub files, separated like PATH."""
+    named = os.environ.get("PHIONYX_LETTA_VERIFY_KEY", "").split(os.pathsep)
+    return [load_verifier(name.strip()) for name in named if name.strip()]
 
 
 def open_store(where: str) -> Patches:

@@ -7,6 +7,7 @@ and why, is bound to the patch's content and to the transition before it, and is
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -80,6 +81,12 @@ class MemoryPatch:
         for name in ("session_id", "applied_at", "reverted_at"):
             if not isinstance(getattr(self, name), str | None):
                 raise InvalidPatch(f"{name} is neither text nor None", "pass a str, or leave it out")
+        for name in _NAMES:
+            if _SURROGATE.search(getattr(self, name) or ""):
+                raise InvalidPatch(
+                    f"{name} {getattr(self, name)!r} holds a lone surrogate, so it cannot be written as UTF-8",
+                    "give it as Unicode text",
+                )
         if not self.patch_id:
             raise InvalidPatch("the patch id is empty", "leave it out to have one made")
         if self.status not in get_args(PatchStatus):
@@ -138,6 +145,8 @@ class MemoryPatch:
         return _sha256(data)
 
 
+_NAMES = ("file_path", "rationale", "patch_id", "category", "session_id", "author")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _TEXTS = (
     *("file_path", "before_content", "after_content", "unified_diff", "rationale"),
     *("patch_id", "created_at", "status", "category", "author", "signature"),

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from phionyx_letta.diff import content_hash
 from phionyx_letta.errors import ProposerUnavailable, TargetRefused
+from phionyx_letta.memory.binding import BOUND, bound_to
 from phionyx_letta.memory.facts import same_fact
 from phionyx_letta.memory.kept import KeptSessions
 from phionyx_letta.memory.merging import FileDiffEngine
@@ -34,6 +35,7 @@ __all__ = ["Proposing", "placed_again"]
 SETTLED = frozenset({"pending", "approved", "applied", "rejected", "reverted"})
 """A fact whose newest patch stands so is not proposed again, unless it changes."""
 _CONTEXT_CHARS = 200
+_WHOLE = "whole"
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +48,8 @@ class _Found:
     texts: dict[str, str]
     shown: dict[int, str]
     """Messages that were filtered already, by index."""
+    seen: Mapping[str, str]
+    """Which part of each file the model was shown."""
 
 
 class _Cleaner:
@@ -128,7 +132,7 @@ class Proposing:
             _log.warning("the proposal %r was dropped: %s", dropped.fact_key, dropped.reason)
         texts: dict[str, str] = {}
         shown: dict[int, str] = {}
-        return [_Found(proposal, messages, texts, shown) for proposal in report.proposals]
+        return [_Found(proposal, messages, texts, shown, report.seen) for proposal in report.proposals]
 
     def _texts(self) -> dict[str, str]:
         found = {}
@@ -176,6 +180,8 @@ class Proposing:
             "pii": dict(cleaner.counts),
             "pii_filtered": bool(cleaner.counts),
         }
+        if found.seen.get(name, _WHOLE) != _WHOLE:
+            metadata["file_seen"] = found.seen[name]
         if proposal.untrusted is not None:
             metadata["untrusted"] = cleaner.clean(proposal.untrusted)
         patch = self._born(name, before, after, cleaner.clean(proposal.rationale), quotes, category, session, metadata)
@@ -226,6 +232,7 @@ class Proposing:
             author=author,
             metadata={**metadata, "diff_stats": FileDiffEngine.count_changed_lines(diff)},
         )
+        patch.metadata[BOUND] = bound_to(patch, self._store, self._targets.resolve(name))
         transition(patch, "pending", by=author, signer=self._signer)
         return patch
 
@@ -271,7 +278,10 @@ class Proposing:
 
     def clean_session(self, session_id: str) -> str:
         """A session id without personal data; four digits keep two such sessions apart, too few to try names on."""
-        clean = self._pii.filter_content(session_id).filtered_content
+        written = session_id.encode(
+            "utf-8", "backslashreplace"
+        ).decode()  # a lone surrogate cannot be stored everywhere
+        clean = self._pii.filter_content(written).filtered_content
         if clean == session_id:
             return clean
         return f"{clean}-{hashlib.sha256(session_id.encode('utf-8', 'surrogatepass')).hexdigest()[:4]}"

@@ -5,27 +5,29 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from phionyx_letta.errors import TargetRefused, UntrustedPatch
+from phionyx_letta.memory.binding import BOUND, check_bound
 from phionyx_letta.memory.deciding import applicable
 from phionyx_letta.memory.merging import FileDiffEngine
 from phionyx_letta.memory.patches import MemoryPatch, check_trust
-from phionyx_letta.memory.stored import HEAD
+from phionyx_letta.memory.stored import HEAD, Patches
 from phionyx_letta.memory.targets import Targets
 from phionyx_letta.signing import Verifier, signature_algorithm
 
 __all__ = ["described", "listed"]
 
 
-def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None) -> dict[str, Any]:
+def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None, store: Patches) -> dict[str, Any]:
     """Return a patch for review, as JSON.
 
     The seed's keys, and: `diff_recorded` where the diff the patch carries is not that of its content; `target` (`unchanged`,
     `whitespace`, `diverged`, `missing` or why it is refused); `signature` (its algorithm), `signature_valid` (never for an unsigned
-    patch) and `signature_note`; `untrusted`, the reason not to believe it, or None; `pii`, what was redacted, by type;
-    `evidence_details` with role, message and context of each quote; `history`.
+    patch) and `signature_note`; `bound_to`, the store and the target it was made for, or None; `file_seen`, the part of the file
+    that the model was shown, or None for all of it; `untrusted`, the reason not to believe it, or None; `pii`, what was redacted,
+    by type; `evidence_details` with role, message and context of each quote; `history`.
     """
     diff = FileDiffEngine.generate_unified_diff(patch.before_content, patch.after_content, patch.file_path)
     algorithm = signature_algorithm(patch.signature)
-    note = trust_note(patch, verifier)
+    note = trust_note(patch, verifier, store, targets)
     return {
         "patch_id": patch.patch_id,
         "file_path": patch.file_path,
@@ -48,21 +50,27 @@ def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None) -
         "signature": algorithm,
         "signature_valid": note is None and algorithm != "unsigned",
         "signature_note": note or ("nobody vouches for it" if algorithm == "unsigned" else None),
+        "bound_to": _of(dict, patch, BOUND) or None,
+        "file_seen": _of(str, patch, "file_seen") or None,
         "untrusted": str(patch.metadata["untrusted"]) if "untrusted" in patch.metadata else None,
         "pii": _of(dict, patch, "pii"),
         "history": patch.history,
     }
 
 
-def listed(patch: MemoryPatch, verifier: Verifier | None) -> dict[str, Any]:
+def listed(patch: MemoryPatch, verifier: Verifier | None, store: Patches, targets: Targets) -> dict[str, Any]:
     """Return what a list shows of a patch: its summary, and in `signature_note` why it may not be acted on, or None."""
-    return {**{name: getattr(patch, name) for name in HEAD}, "signature_note": trust_note(patch, verifier)}
+    return {
+        **{name: getattr(patch, name) for name in HEAD},
+        "signature_note": trust_note(patch, verifier, store, targets),
+    }
 
 
-def trust_note(patch: MemoryPatch, verifier: Verifier | None) -> str | None:
+def trust_note(patch: MemoryPatch, verifier: Verifier | None, store: Patches, targets: Targets) -> str | None:
     """Return why the patch may not be acted on, or None."""
     try:
         check_trust(patch, verifier)
+        check_bound(patch, store, targets)
     except UntrustedPatch as error:
         return error.message
     return None

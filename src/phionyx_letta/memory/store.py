@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 from phionyx_letta._canonical import JSON_ERRORS
 from phionyx_letta.errors import InvalidPatch, PatchNotFound, StoreError
+from phionyx_letta.memory.once import warn_once
 from phionyx_letta.memory.patches import MemoryPatch, PatchStatus
 from phionyx_letta.memory.stored import HEAD, PatchSummary, patch_json
 
@@ -112,6 +113,16 @@ class PatchStore:
         """Return the ids that begin with this text."""
         with self._reading():
             return [patch_id for patch_id in self._places if patch_id.startswith(prefix)]
+
+    def first(self) -> str | None:
+        """Return the id of the oldest patch, by which the store is known, or None where it is empty."""
+        with self._reading():
+            return next(iter(self._places), None)
+
+    @property
+    def folder(self) -> str | None:
+        """The real path of the folder it is in."""
+        return os.path.realpath(self.path.parent)
 
     def status(self, patch_id: str) -> str | None:
         """Return a patch's status without reading its content, or None where there is no such patch."""
@@ -209,7 +220,8 @@ class PatchStore:
             if not taken and len(data) < piece:  # the end
                 if data.strip() and self._torn_at != self._read_to:
                     self._torn_at = self._read_to
-                    _log.warning("%s ends in half a line: its writer was cut short before it could say so", self.path)
+                    message = "%s ends in half a line: its writer was cut short before it could say so"
+                    warn_once(_log, message, self.path.absolute(), about=self._read_to)
                 return
             piece = _PIECE if taken else 2 * piece  # a line longer than the piece
 
@@ -240,10 +252,11 @@ class PatchStore:
         while place is not None:
             offset, length, status, before = place
             with self._translated():
-                patch = self._parsed(_read_at(file, offset, length), offset)
+                patch = self._parsed(_read_at(file, offset, length), None)
             if patch is not None and (patch.patch_id, patch.status.encode()) == (patch_id, status):
                 return patch
-            _log.warning("%s: patch %s stands at byte %d in a damaged line", self.path, patch_id, offset)
+            message = "%s: the line of patch %s at byte %d is damaged; the state before it counts"
+            warn_once(_log, message, self.path.absolute(), patch_id, offset)
             place = before
             if place is not None:
                 self._places[patch_id] = place
@@ -270,16 +283,14 @@ class PatchStore:
             texts["rationale"],
         )
 
-    def _parsed(self, line: bytes, offset: int) -> MemoryPatch | None:
+    def _parsed(self, line: bytes, offset: int | None) -> MemoryPatch | None:
+        """Read a line; None where it is no patch, which is named in the log unless the caller does (no offset)."""
         try:
             return MemoryPatch.from_dict(json.loads(line, object_pairs_hook=_unique))
         except (*JSON_ERRORS, InvalidPatch) as error:
-            _log.warning(
-                "%s: the line at byte %d is not a patch (%s); it is passed over",
-                self.path,
-                offset,
-                type(error).__name__,
-            )
+            message = "%s: the line at byte %d is not a patch (%s); it is passed over"
+            if offset is not None:
+                warn_once(_log, message, self.path.absolute(), offset, type(error).__name__, about=hash(line))
             return None
 
     def _append(self, patch: MemoryPatch) -> None:

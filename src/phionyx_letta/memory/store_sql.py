@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -24,6 +25,7 @@ from phionyx_letta.errors import InvalidPatch, LedgerUnavailable, PatchNotFound
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.memory.occurrences import OccurrenceRecord, TrackerBase, read_record
+from phionyx_letta.memory.once import warn_once
 from phionyx_letta.memory.patches import MemoryPatch
 from phionyx_letta.memory.store import exclusive_file
 from phionyx_letta.memory.stored import HEAD, PatchSummary, patch_json
@@ -161,6 +163,19 @@ class SqlPatchStore:
                 ).scalars()
             )
 
+    def first(self) -> str | None:
+        """Return the id of the oldest patch, by which the store is known, or None where it is empty."""
+        with self._database.reading() as connection:
+            return connection.execute(select(_columns.patch_id).order_by(_columns.seq).limit(1)).scalar()
+
+    @property
+    def folder(self) -> str | None:
+        """The real path of a SQLite database's folder; None for a server's, and in memory."""
+        url = self.ledger.engine.url
+        if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+            return None
+        return os.path.realpath(Path(str(url.database)).parent)
+
     def status(self, patch_id: str) -> str | None:
         """Return a patch's status without reading its content, or None where there is no such patch."""
         with self._database.reading() as connection:
@@ -222,7 +237,8 @@ class SqlOccurrenceTracker(TrackerBase):
             except JSON_ERRORS:
                 record = None
             if record is None:
-                _log.warning("the occurrences of %r cannot be read and are left aside", row.fact_key)
+                message = "the occurrences of %r cannot be read and are left aside"
+                warn_once(_log, message, row.fact_key, about=hash(row.body))
             else:
                 records[record.fact_key] = record
         return records
@@ -242,10 +258,11 @@ def _patch(row: Any) -> MemoryPatch | None:
     try:
         patch = MemoryPatch.from_dict(json.loads(row.body))
     except (*JSON_ERRORS, InvalidPatch) as error:
-        _log.warning("row %s of phionyx_patch is not a patch (%s); it is passed over", row.seq, type(error).__name__)
+        message = "row %s of phionyx_patch is not a patch (%s); it is passed over"
+        warn_once(_log, message, row.seq, type(error).__name__, about=hash(row.body))
         return None
     if patch.status != row.status:
-        _log.warning("row %s of phionyx_patch contradicts itself; it is passed over", row.seq)
+        warn_once(_log, "row %s of phionyx_patch contradicts itself; it is passed over", row.seq, about=hash(row.body))
         return None
     return patch
 

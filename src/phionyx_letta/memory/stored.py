@@ -63,6 +63,15 @@ class Patches(Protocol):
         """Return the ids that begin with this text."""
         ...
 
+    def first(self) -> str | None:
+        """Return the id of the oldest patch, by which the store is known, or None where it is empty."""
+        ...
+
+    @property
+    def folder(self) -> str | None:
+        """The real path of the folder it is in; None for a server's."""
+        ...
+
     def status(self, patch_id: str) -> str | None:
         """Return a patch's status without reading its content, or None where there is no such patch."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -44,10 +45,10 @@ class TestTheWholeWay:
     def test_apply_and_revert_in_the_seeds_words(self, here):
         one = stored()
         done = run("memory", "apply", one.patch_id)
-        assert done.stdout == f"Applied patch {one.patch_id} to CLAUDE.md\n"
+        assert done.stdout.startswith(f"Applied patch {one.patch_id} to CLAUDE.md\n")
         assert (here / "CLAUDE.md").read_text() == "a\nb\n"
         done = run("memory", "revert", one.patch_id)
-        assert done.stdout == f"Reverted patch {one.patch_id} — restored CLAUDE.md\n"
+        assert done.stdout.startswith(f"Reverted patch {one.patch_id} — restored CLAUDE.md\n")
         assert (here / "CLAUDE.md").read_text() == "a\n"
 
     def test_approve_by_name_and_reason_then_apply(self, here):
@@ -93,6 +94,42 @@ class TestTheWholeWay:
         assert len(list(FilesystemEnvelopeStore().traces())) == 1
         run("memory", "apply", stored(before="a\nb\n", after="c\n").patch_id, "--ledger", f"sqlite:///{here}/ledger.db")
         assert run_json("log", "--ledger", str(here / "ledger.db"))["count"] == 1
+
+    @pytest.mark.parametrize("ledger", [None, "an audit", "sqlite:///{here}/ledger.db"])
+    @pytest.mark.parametrize("key", ["", "11" * 32])
+    def test_it_says_where_the_envelope_went_and_the_command_it_prints_runs(self, here, monkeypatch, ledger, key):
+        monkeypatch.setenv("PHIONYX_LETTA_SIGNING_KEY", key)
+        more = ["--ledger", ledger.format(here=here)] if ledger else []
+        one = stored(signer=KEY if key else None)
+        for act in ("apply", "revert"):
+            lines = run("memory", act, one.patch_id, *more).stdout.splitlines()
+            where = (
+                str(FilesystemEnvelopeStore().root)
+                if ledger is None
+                else "an audit"
+                if "audit" in ledger
+                else "ledger.db"
+            )
+            assert lines[1].startswith("Recorded in ")
+            assert where in lines[1]
+            program, *words = shlex.split(lines[2])
+            assert program == "phionyx-letta"
+            checked = run(*words)
+            assert checked.exit_code == (0 if key else 2), checked.stdout
+        said = run_json("memory", "apply", stored(signer=KEY if key else None).patch_id, *more)["evidence"]
+        assert said["trace_id"] == f"file:{here / 'CLAUDE.md'}"
+        assert run(*shlex.split(said["verify"])[1:]).exit_code == (0 if key else 2)
+
+    def test_a_password_in_the_ledgers_url_is_not_repeated(self, here, empty_database):
+        from sqlalchemy import make_url
+
+        from phionyx_letta.ledger import tables
+
+        server = make_url(tables.ledger_url(empty_database))
+        url = server.set(drivername="postgresql", password="s3cret/pw").render_as_string(hide_password=False)
+        said = run("memory", "apply", stored().patch_id, "--ledger", url).stdout
+        assert "Recorded in postgresql://" in said
+        assert "s3cret" not in said
 
     def test_a_store_in_a_database(self, here):
         where = f"sqlite:///{here}/patches.db"
@@ -141,6 +178,7 @@ class TestReview:
             metadata={
                 "evidence": evidence,
                 "untrusted": "only a tool said it",
+                "file_seen": "first 9 of 99 characters",
                 "pii": {"email": 2},
                 "section": "Notes",
             },
@@ -149,6 +187,7 @@ class TestReview:
         for expected in (
             f"Patch ID:     {one.patch_id}",
             "Signature:    ed25519, valid",
+            "Seen:         the model was shown the first 9 of 99 characters of the file",
             "Trust:        untrusted: only a tool said it",
             "PII:          replaced 2 email",
             "Evidence:     user, message 3: “a quote”",
@@ -276,6 +315,33 @@ class TestErrors:
     def test_a_store_that_is_a_folder(self, here):
         assert "cannot be used" in error_of("memory", "log", "--store-path", ".")
         assert "cannot be used" in error_of("memory", "apply", "x", "--store-path", ".")
+
+    def test_a_sentence_is_followed_by_what_to_do_as_another(self, here):
+        said = error_of("memory", "apply", "ffff", code=1)
+        assert said == "error: Patch 'ffff' not found. `phionyx-letta memory log` shows what there is\n"
+        one = stored()
+        run("memory", "apply", one.patch_id)
+        assert error_of("memory", "apply", one.patch_id, code=1).endswith(
+            "cannot apply. Only pending or approved patches can\n"
+        )
+
+    def test_a_rebase_without_a_merge_does_not_offer_itself(self, here):
+        one = stored(after="b\n")
+        (here / "CLAUDE.md").write_text("mine\n")
+        assert error_of("memory", "rebase", one.patch_id, code=1) == (
+            "error: Cannot rebase: CLAUDE.md has diverged since the patch was made; the same lines were changed: "
+            "edit the file by hand, and reject the patch\n"
+        )
+
+    def test_a_name_with_a_lone_surrogate(self, here):
+        line = stored().to_dict() | {"file_path": "a\ud800.md", "patch_id": "abc"}
+        with Path(".synapsekit_memory_patches.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        assert error_of("memory", "apply", "abc", code=1)
+
+    def test_what_path_means_is_told_for_each_command(self, here):
+        assert "nothing else is ever written" in " ".join(run("memory", "apply", "--help").stdout.split())
+        assert "sent to the model" in " ".join(run("memory", "propose", "--help").stdout.split())
 
 
 class TestLog:

@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phionyx_letta.errors import DiffConflictError, TargetRefused
-from phionyx_letta.memory import files
+from phionyx_letta.memory import MemoryPIIFilter, OccurrenceTracker, files
+from phionyx_letta.memory.kept import KeptSessions
 from phionyx_letta.memory.managed import ManagedFiles
+from phionyx_letta.memory.transcript import Message
 
 
 @pytest.fixture
@@ -323,3 +325,25 @@ def test_a_writer_killed_at_any_moment_leaves_one_of_its_texts(tmp_path):
         assert len(set(lines)) == 1
         assert len(lines) == 20_000
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+class TestNamesAndModes:
+    @pytest.mark.parametrize("name", ["a\ud800.md", "", "a\0.md"])
+    def test_a_name_that_is_no_text_is_refused(self, tmp_path, name):
+        with pytest.raises(TargetRefused, match="is not a path"):
+            ManagedFiles([str(tmp_path / "*.md")]).resolve(name)
+        with pytest.raises(TargetRefused, match="is not a path"):
+            ManagedFiles([name])
+
+    def test_what_is_kept_beside_the_store_is_for_its_owner_alone(self, tmp_path):
+        before = os.umask(0o022)
+        try:
+            OccurrenceTracker(tmp_path / "facts.json").record_occurrence("uv", "s1")
+            KeptSessions(tmp_path / "kept", MemoryPIIFilter()).keep("s1", [Message("user", "hello", None, 0)])
+            (target := ManagedFiles([str(tmp_path / "*.md")]).resolve(str(tmp_path / "a.md"))).write(None, "a\n")
+        finally:
+            os.umask(before)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
+        assert modes.pop(target.label) == 0o644
+        assert modes.pop("facts.json") == 0o600
+        assert list(modes.values()) == [0o600]

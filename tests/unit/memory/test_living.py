@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 
 import pytest
 from memory_helpers import Scripted, fact, memory, patch, propose
@@ -20,6 +22,7 @@ from phionyx_letta.errors import (
 )
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.memory import LivingMemory, MemoryFileRouter
+from phionyx_letta.memory.patches import transition
 from phionyx_letta.memory.reviewing import listed
 
 KEY = Ed25519Signer("11" * 32)
@@ -247,6 +250,14 @@ class TestReview:
         assert (evidence["role"], evidence["message_index"]) == ("user", 0)
         assert evidence["context"] == "as I said before"
         assert json.loads(json.dumps(shown)) == shown
+
+    def test_it_says_which_part_of_a_long_file_the_model_saw(self, notes, tmp_path):
+        (one,) = propose(memory(tmp_path, TEA))
+        assert memory(tmp_path).review(one)["file_seen"] is None
+        text = "# Notes\n" + "- a line\n" * 20_000
+        notes.write_text(text)
+        (other,) = propose(memory(tmp_path, UV), "s2")
+        assert re.fullmatch(rf"first \d+ of {len(text)} characters", memory(tmp_path).review(other)["file_seen"])
 
     def test_a_diff_that_lies_is_told(self, tmp_path):
         living = memory(tmp_path)
@@ -562,10 +573,10 @@ class TestTrust:
             with pytest.raises(UntrustedPatch, match="history") as caught:
                 getattr(memory(tmp_path, signer=KEY), act)(one.patch_id)
             assert "reject it" in caught.value.remedy
-        assert listed(living.store.get(one.patch_id), KEY.verifier())["signature_note"]
+        assert listed(living.store.get(one.patch_id), KEY.verifier(), living.store, living.targets)["signature_note"]
         rejected = memory(tmp_path, signer=KEY).reject(one.patch_id, "forged")
         assert rejected.history[-1]["details"]["claimed"] == claimed
-        assert listed(rejected, KEY.verifier())["signature_note"] is None
+        assert listed(rejected, KEY.verifier(), living.store, living.targets)["signature_note"] is None
         with pytest.raises(IllegalTransition):
             memory(tmp_path, signer=KEY).reject(one.patch_id)
         (again,) = propose(memory(tmp_path, TEA, signer=KEY), "s2")
@@ -691,3 +702,48 @@ def test_the_quickstart_of_the_seed(tmp_path, monkeypatch):
     assert rationale
     assert "- Deploys with uv." in text
     assert (tmp_path / "CLAUDE.md").read_text() == "# Notes\n"
+
+
+class TestWhatErrorsSay:
+    def test_a_rebase_that_finds_no_merge_does_not_offer_itself(self, tmp_path):
+        (tmp_path / "CLAUDE.md").write_text("a\n")
+        living = memory(tmp_path)
+        one = living.store.save(patch(tmp_path / "CLAUDE.md", "a\n", "b\n"))
+        (tmp_path / "CLAUDE.md").write_text("mine\n")
+        with pytest.raises(DiffConflictError, match="edit the file by hand, and reject the patch"):
+            living.rebase(one)
+
+    def test_a_sentence_and_its_remedy_are_two(self, tmp_path):
+        living = memory(tmp_path)
+        with pytest.raises(PatchNotFound) as error:
+            living.apply("ffff")
+        assert str(error.value) == "Patch 'ffff' not found. `phionyx-letta memory log` shows what there is"
+
+
+class TestKeysOfOtherReviewers:
+    OTHER = Ed25519Signer("22" * 32)
+
+    @pytest.fixture
+    def theirs(self, tmp_path):
+        (tmp_path / "CLAUDE.md").write_text("a\n")
+        one = patch(tmp_path / "CLAUDE.md")
+        transition(one, "pending", by="them", signer=self.OTHER)
+        return memory(tmp_path, sign=False).store.save(one)
+
+    def test_the_library_trusts_those_of_the_setting(self, tmp_path, theirs, monkeypatch):
+        monkeypatch.setenv("PHIONYX_LETTA_SIGNING_KEY", "11" * 32)
+        with pytest.raises(UntrustedPatch):
+            memory(tmp_path).apply(theirs)
+        monkeypatch.setenv("PHIONYX_LETTA_VERIFY_KEY", f"{self.OTHER.public_key_hex}{os.pathsep}{'33' * 32}")
+        assert memory(tmp_path).apply(theirs).status == "applied"
+
+    def test_not_where_a_verifier_is_given_or_nothing_is_signed(self, tmp_path, theirs, monkeypatch):
+        monkeypatch.setenv("PHIONYX_LETTA_VERIFY_KEY", self.OTHER.public_key_hex)
+        assert memory(tmp_path, sign=False).verifier is None
+        with pytest.raises(UntrustedPatch):
+            memory(tmp_path, signer=KEY, verifier=KEY.verifier()).apply(theirs)
+
+    def test_a_key_that_is_none_is_told(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("PHIONYX_LETTA_VERIFY_KEY", "nonsense")
+        with pytest.raises(SigningKeyError, match="public key"):
+            memory(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from memory_helpers import patch
 
 from phionyx_letta.errors import InvalidPatch, LedgerUnavailable, PatchNotFound, StoreError
-from phionyx_letta.memory import PatchStore, SqlPatchStore
+from phionyx_letta.memory import OccurrenceTracker, PatchStore, SqlPatchStore
 from phionyx_letta.memory.stored import PatchSummary
 
 
@@ -302,3 +302,29 @@ class TestTheDatabase:
         assert store.get(one.patch_id).status == "pending"
         assert store.list_by_status() == []
         assert "phionyx_patch" in caplog.text
+
+
+class TestDamageIsNamedOnce:
+    def test_each_damaged_line_however_often_the_store_is_read(self, tmp_path, caplog):
+        path = tmp_path / "patches.jsonl"
+        path.write_text('garbage\n{"patch_id": "abd", "status": "pending", "x"}\n')
+        for _ in range(3):
+            store = PatchStore(path)
+            for _ in range(3):
+                store.list_by_status()
+                store.get("abd")
+        assert [record.getMessage().count("byte") for record in caplog.records] == [1, 1]
+
+    def test_other_damage_in_the_same_place_is_named_again(self, tmp_path, caplog):
+        path = tmp_path / "patches.jsonl"
+        for line in ("garbage\n", "rubbish\n"):
+            path.write_text(line)
+            PatchStore(path).count()
+        assert len(caplog.records) == 2
+
+    def test_damaged_occurrences(self, tmp_path, caplog):
+        path = tmp_path / "facts.json"
+        path.write_text('{"a": 5}')
+        for _ in range(3):
+            OccurrenceTracker(path).get_count("a")
+        assert len(caplog.records) == 1

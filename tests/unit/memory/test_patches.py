@@ -187,3 +187,11 @@ class TestBadInput:
     def test_metadata_that_is_not_json_is_refused(self):
         with pytest.raises(InvalidPatch, match="not JSON"):
             patch(metadata={"x": object()}).sign("s")
+
+
+class TestALoneSurrogate:
+    @pytest.mark.parametrize("name", ["file_path", "rationale", "session_id", "author", "category", "patch_id"])
+    def test_a_name_with_one_is_refused_by_name(self, name):
+        fields = {"file_path": "a.md", "before_content": "", "after_content": "", "unified_diff": "", "rationale": ""}
+        with pytest.raises(InvalidPatch, match=f"{name} .*lone surrogate"):
+            MemoryPatch(**{**fields, name: "a\ud800.md"})

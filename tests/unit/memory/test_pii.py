@@ -17,7 +17,7 @@ from phionyx_letta.memory.pii import KINDS, PLACEHOLDERS, Finding, MemoryPIIFilt
 DATA = Path(__file__).parents[2] / "data"
 SETS = {
     name: json.loads((DATA / name).read_text(encoding="utf-8"))
-    for name in ("pii_cases.json", "pii_generated.json", "pii_handwritten.json")
+    for name in ("pii_cases.json", "pii_generated.json", "pii_handwritten.json", "pii_variants.json")
 }
 PII = MemoryPIIFilter()
 
@@ -213,7 +213,9 @@ UNITS = [
     "mysql ", "password for a ",
     "password a1", "pass a1 ", "-----END PRIVATE KEY-----\n", "x{", "ACACAC0f", "1//0", "Bearer ",
     "%40", "&#64;", "ab:cd:", "A-", "xox-",
-    "user@host.com ", "ssh user@host.com ", "pass word ", "secret token ",
+    "user@host.com ", "ssh user@host.com ", "pass word ", "secret token ", "1\n", "12345678\n", "4111 1111\n", "a@\n",
+    "ab:cd:\n", "1.1.1.1\n", "a.b@c.de\n", "+1 415\n", "://a:\n", "eyJa.\n", "api_key=a1\n", "DE89 3704\n", "password: a\n", "\\\n",
+    "passphrase: a ", "password: abcd ",
 ]
 # fmt: on
 

@@ -18,7 +18,9 @@ _PREFIXED = (
     r"ABSK[A-Za-z0-9+/]{100,140}={0,2}",  # AWS Bedrock
     rf"gh[pousr]_{_B62}{{30,255}}",  # GitHub
     r"github_pat_\w{60,255}",
+    rf"v1\.{_HEX}{{40}}(?!{_B62})",
     rf"gl(?:pat|dt|rt|rtr|cbt|ptt|ft|soat|agent|ffct|imt|oas)-{_URL64}{{20,300}}(?:\.[0-9a-z.]{{2,20}})?",  # GitLab
+    rf"GR1348941{_URL64}{{20,30}}",
     rf"sk-ant-{_URL64}{{20,250}}",  # Anthropic
     rf"sk-let-{_URL64}{{20,200}}",  # Letta
     rf"sk-or-(?:v1-)?{_B62}{{32,128}}",  # OpenRouter
@@ -148,7 +150,7 @@ _AZURE = re.compile(
 def api_keys(text: str) -> Iterator[Finding]:
     """Yield keys with a provider's prefix, and addresses that are secrets in themselves (web hooks)."""
     for found in _KEY.finditer(text):
-        if found[0].isupper() or _random(found[0]):
+        if (found[0].isupper() and len(set(found[0])) > 6) or _random(found[0]):
             yield Finding("api_key", found.start(), found.end())
     if "https://" in text:
         for found in _HOOKS.finditer(text):

@@ -32,6 +32,7 @@ def social_security_numbers(text: str) -> Iterator[Finding]:
 
 
 _CARD_RUN = re.compile(r"(?<![\w.+-])\d(?:[ -]?\d){11,}+(?![\w]|\.\d)")
+_CARD_DOTTED = re.compile(r"(?<![\w.+-])(?:\d{4}\.\d{4}\.\d{4}\.\d{4}|\d{4}\.\d{6}\.\d{5})(?![\w]|\.\d)")
 _CARD_WORDS = Cue(
     r"cards?|credit|debit|visa\w?\w?|mastercard|master|amex|american express|discover|jcb|diners|maestro|unionpay|mir|troy|rupay|"
     r"cc|ccn|pan|kart\w{0,3}|kredi kart\w{0,3}|karte|kreditkarte|carte|carta|tarjeta|cartão|карта",
@@ -52,6 +53,10 @@ def cards(text: str) -> Iterator[Finding]:
                 continue
             yield Finding("credit_card", groups[first][0], groups[last][1])
             first = last + 1
+    for found in _CARD_DOTTED.finditer(text):
+        digits = found[0].replace(".", "")
+        if _issued(digits) and luhn.is_valid(digits):
+            yield Finding("credit_card", found.start(), found.end())
 
 
 def _card_from(text: str, groups: list[tuple[int, int]], first: int) -> int | None:
@@ -81,13 +86,13 @@ def _issued(digits: str) -> bool:
     return any(low <= digits[: len(low)] <= high and len(digits) in lengths for low, high, lengths in ISSUERS)
 
 
-_IBAN = re.compile(r"(?<![^\W_])[A-Za-z]{2}[ -]?\d{2}(?=[ -]?[A-Za-z0-9])")
+IBAN_START = re.compile(r"(?<![^\W_])[A-Za-z]{2}[ -]?\d{2}(?=[ -]?[A-Za-z0-9])")
 _ALNUM = re.compile(r"[ -]?([A-Za-z0-9])")
 
 
 def ibans(text: str) -> Iterator[Finding]:
     """Yield IBANs: a country of the registry, its length, the check digits (ISO 7064 mod 97-10); in groups or not."""
-    for found in _IBAN.finditer(text):
+    for found in IBAN_START.finditer(text):
         country = found[0][:2].upper()
         length = IBAN_LENGTHS.get(country)
         if length is None:
@@ -107,6 +112,7 @@ _IPV4 = re.compile(r"(?<![\w.\-~^])(?<![=<>~!]=)(?<![^/]/)\d{1,3}(?:\.\d{1,3}){3
 _IPV6 = re.compile(
     r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:|:(?=:))(?:[0-9A-Fa-f]{0,4}:){1,7}(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f]{0,4})(?:%[\w.-]{1,16})?(?![\w:]|\.\d)"
 )
+_PORT = re.compile(r":\d{2,5}(?![\w.:])")
 _PREFIX = re.compile(r"/(\d{1,3})(?![\w.])")
 _IP_WORDS = Cue(
     r"ips?|ipv4|ipv6|address|addr|server|host|login|logged in|client|router|gateway|src|dst|source|remote|peer|node|ping|ssh|"
@@ -143,6 +149,8 @@ def _is_host(text: str, found: re.Match[str]) -> bool:
             return False
     if isinstance(address, ipaddress.IPv6Address):
         return _looks_like_ipv6(text, found, written)
+    if text[max(0, found.start() - 3) : found.start()] == "://" or _PORT.match(text, found.end()):
+        return True
     cue = _IP_WORDS.says(text, found.start(), found.end())
     if cue is False or (cue is None and _could_be_a_version(address)):
         return False

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from phionyx_letta.memory.pii.findings import Finding
+from phionyx_letta.memory.pii.plain import SAID, pass_phrases, told
 
 _URL = re.compile(
     r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{1,30}://(?P<user>[^\s/:\"'<>]{0,128}):"
@@ -27,7 +28,7 @@ _NAMES = (
 _PASSWORD = re.compile(
     rf"(?:(?<![^\W_])|(?=pass[wp]))(?P<name>{_NAMES})"
     rf"(?P<tail>[\"'`*_]{{0,3}}(?:[ ](?:for|of|to|on|is now|für|de)[ ][\w .@'-]{{1,40}}?|[ ]?\([^()\n]{{1,30}}\))?)"
-    r"(?P<sep>\s{0,4}(?::=|=>|->|→|==?|[:：])\s{0,4}|\s-\s|['’]s\s|"
+    r"(?P<sep>\s{0,4}(?::=|=>|->|→|==?|[:：](?:\*\*)?)\s{0,4}|\s-\s|['’]s\s|"
     r"\s(?:is now|is still|was|is|ist|lautet|es|est|é|è|olarak|to|är|jest|это)[:\s]\s{0,3}|は|是|\s(?=[\"'`]))"
     r"(?P<value>\"[^\"\n]{3,128}\"|'[^'\n]{3,128}'|`[^`\n]{3,128}`|[^\s\"'`][^\s]{2,127})",
     re.IGNORECASE,
@@ -48,7 +49,9 @@ _SECRET = re.compile(
     r"(?<![A-Za-z0-9])(?:[A-Za-z0-9]{1,24}[_.-]){0,4}"
     r"(?:api ?[_-]?key|apikey|secret[_-]?access[_-]?key|access ?[_-]?key|account[_-]?key|auth[_-]?key|secret[ _-]?key|"
     r"client[_-]?secret|signing[_-]?(?:key|secret)|encryption[_-]?key|master[_-]?key|private[_-]?key|session[_-]?key|"
-    r"licen[cs]e[_-]?key|"
+    r"licen[cs]e[_-]?key|subscription[ _-]?key|(?<=[?&])key|"
+    r"(?:openai|anthropic|azure|mistral|cohere|gemini|google|maps|aws|stripe|twilio|sendgrid|slack|github|gitlab|cloudflare|"
+    r"datadog|algolia|deepl|letta|huggingface)(?:[ _-]?openai)?[ _-]?key|"
     r"(?:access|auth|refresh|bearer|bot|api|id|session|personal|deploy|csrf|private|x-auth)?[_ -]?token|secret|credential)"
     r"[\"'`\]]{0,2}(?:\s{0,3}(?::=|=>|=|:|：)\s{0,3}|\s(?:is|was)[:\s]\s{0,2}|\s)(?:Bearer |Token |Basic )?"
     r"(?:[\"'`](?P<quoted>[^\s\"'`]{16,512})[\"'`]|[\"'`]?(?P<value>[A-Za-z0-9_\-./+~=]{16,512})(?![\w(\[]))",
@@ -75,12 +78,7 @@ _CODE = re.compile(
 
 def passwords(text: str) -> Iterator[Finding]:
     """Yield passwords in URLs, in commands and after words that announce one, in several languages."""
-    if "://" in text:
-        for found in _URL.finditer(text):
-            start, end = found.start("password"), found.end("more")
-            value = text[start:end]
-            if not re.match(r"\d{1,5}(?:/|$)", value) and not _is_placeholder(value):
-                yield Finding("password", start, end)
+    yield from url_passwords(text)
     for found in _COMMAND.finditer(text):
         group = found.lastgroup or ""
         if not _is_placeholder(found[group]):
@@ -92,9 +90,26 @@ def passwords(text: str) -> Iterator[Finding]:
                 yield Finding("password", *span)
     for found in _BARE.finditer(text):
         yield Finding("password", *found.span("value"))
+    if "phrase" in text.lower():
+        for start, end in pass_phrases(text):
+            yield Finding("password", start, end)
+
+
+def url_passwords(text: str) -> Iterator[Finding]:
+    """Yield the passwords in URLs (RFC 3986, userinfo)."""
+    if "://" not in text:
+        return
+    for found in _URL.finditer(text):
+        start, end = found.start("password"), found.end("more")
+        value = text[start:end]
+        if not re.match(r"\d{1,5}(?:/|$)", value) and not _is_placeholder(value):
+            yield Finding("password", start, end)
 
 
 _TRAILING = re.compile(r"(?:[\"'`]|[,;)\]}>]|\.(?=$))+s?$")
+_NO_PASSWORD = re.compile(
+    r"(?:sha|md|base|bcrypt|argon|pbkdf|utf|oauth|aes)-?\d{1,4}$|/(?:home|usr|var|tmp|etc|root|Users)/", re.IGNORECASE
+)
 _SYMBOLS = frozenset("!@#$%^&*+~?§")
 _COUNTED = re.compile(r"\d{1,3}(?:[-–]?[A-Za-z]+)?")  # "is 12 characters", "was 90days old"
 
@@ -109,6 +124,8 @@ def _password_in(text: str, found: re.Match[str]) -> tuple[int, int] | None:
         value = _TRAILING.sub("", value)
     if len(value) < 4 or _is_placeholder(value) or _CODE.match(value):
         return None
+    if not quoted and (value.rstrip("?!").lower() in SAID or _NO_PASSWORD.match(value)):
+        return None
     named = found.groupdict()
     if quoted:
         words = " " in value and "phrase" not in found[0].lower()
@@ -118,6 +135,9 @@ def _password_in(text: str, found: re.Match[str]) -> tuple[int, int] | None:
     # an environment file: DB_PASSWORD=letmein
     name = named.get("name") or ""
     credible = credible or (name.isupper() and text[found.end("name") : found.end("name") + 1] == "=")
+    if not credible and not quoted and name:
+        value = re.split(r"[;&|,]", value, maxsplit=1)[0]
+        credible = told(text, start, start + len(value.rstrip("!?")), (name, found["sep"]), found.start())
     return (start, start + len(value)) if credible else None
 
 

@@ -45,6 +45,16 @@ def phones(text: str, regions: tuple[str, ...]) -> Iterator[Finding]:
             yield Finding("phone", start, extension.end() if extension else found.end())
 
 
+def is_international(written: str) -> bool:
+    """Whether a number with a + is, as a whole, one that its country's plan allows."""
+    return "+" in written and _valid("+" + "".join(c for c in written if c.isdigit()), None)
+
+
+def is_american(written: str) -> bool:
+    """Whether a number is in the usual form of North America: 3-3-4 digits with separators."""
+    return _NANP.match(written) is not None
+
+
 def _is_phone(text: str, start: int, end: int, written: str, regions: tuple[str, ...]) -> bool:
     digits = "".join(c for c in written if c.isdigit())
     groups = re.findall(r"\d+", written)

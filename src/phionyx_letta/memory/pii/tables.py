@@ -30,7 +30,10 @@ style sucks supplies supply support surf surgery swiss sydney systems taipei tat
 tennis theater theatre tickets tienda tips tires tirol today tokyo tools top tours town toys trade trading training
 tube university uno vacations vegas ventures vet viajes video villas vin vip vision vlaanderen vodka vote voting
 voyage wales wang watch webcam website wedding whoswho wien wiki win wine work works world wtf xyz yachts yoga
-yokohama youtube zip zone google amazon apple microsoft example test invalid
+yokohama youtube zip zone abogado africa baby beauty bible boats bond book capetown catholic charity christmas cymru
+dad desi diy durban eat esq eus forum gal gdn hosting hotels joburg kids kiwi lat lotto luxe meet meme moto music nexus nrw
+phd play prof quest realestate rsvp tour trust voto watches weather wed zuerich localdomain
+google amazon apple microsoft example test invalid
 """
 #: Top-level domains of more than two letters that mail is seen under (IANA root zone, the commoner part), and RFC 2606.
 GENERIC_TLDS = frozenset(_GENERIC.split())
@@ -88,5 +91,8 @@ ISSUERS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
     ("9792", "9792", (16,)),
     ("60", "60", (16,)),
     ("81", "82", (16,)),
-    ("508", "508", (16,)),
+    ("506", "506", (16, 18, 19)),
+    ("508", "509", (16,)),
+    ("5019", "5019", (16,)),
+    ("6363", "6363", (16,)),
 )
