@@ -94,12 +94,48 @@ class Settings(BaseSettings):
         description="Countries whose national telephone formats are recognised, ISO 3166, separated by commas.",
     )
 
+    sessions: Literal["off", "dry-run", "on"] = Field(
+        default="off",
+        description="Propose what to remember after each session: on queues patches, dry-run only says what it would propose.",
+    )
+    session_end: Literal["idle", "run", "hand"] = Field(
+        default="idle",
+        description="When a session ends: idle for PHIONYX_LETTA_SESSION_IDLE, each run, or by hand only.",
+    )
+    session_idle: float = Field(default=300, ge=0, description="So long without a run and a session has ended, s.")
+    session_min_chars: int = Field(
+        default=40, ge=0, description="Sessions in which the user said less are not proposed from, characters."
+    )
+    session_cooldown: float = Field(
+        default=0, ge=0, description="Shortest time between proposals from two sessions of an agent, s."
+    )
+    session_tokens: int = Field(
+        default=200_000, ge=0, description="Most tokens for proposals per agent and day (UTC); 0 for no limit."
+    )
+    session_concurrency: int = Field(default=2, ge=1, le=32, description="Sessions a worker proposes from at once.")
+    session_attempts: int = Field(default=5, ge=1, le=50, description="Tries before a session is parked.")
+    session_backoff: float = Field(
+        default=30, gt=0, description="Wait before the second try, s; doubled for each further one, an hour at most."
+    )
+    session_threshold: int = Field(
+        default=3, ge=1, description="Sessions of an agent a fact must be seen in before it is proposed."
+    )
+    session_opt_out_tag: str = Field(default="no-proposals", description="Agents with this tag are left alone.")
+    session_proposer: Literal["agent", "openai"] = Field(
+        default="agent", description="agent: the agent's own model, through Letta; openai: PHIONYX_LETTA_PROPOSER_*."
+    )
+    session_blocks: str = Field(
+        default="user=human feedback=human",
+        description="Which block a category of facts goes to, as category=label, separated by spaces.",
+    )
+    session_read_only: bool = Field(default=False, description="Propose for blocks that are read-only too.")
+
     trusted_keys: str = Field(
         default="",
         description="Public keys that guarded reads trust beside this process's own, separated by spaces: files or 64 hex digits.",
     )
 
-    @field_validator("on_error", "guard", "commitments", mode="before")
+    @field_validator("on_error", "guard", "commitments", "sessions", "session_end", "session_proposer", mode="before")
     @classmethod
     def _in_lower_case(cls, value: object) -> object:
         return value.strip().lower() if isinstance(value, str) else value
@@ -124,6 +160,13 @@ class Settings(BaseSettings):
                 "when it is read"
             )
         return self
+
+    @field_validator("session_blocks")
+    @classmethod
+    def _categories_and_labels(cls, value: str) -> str:
+        if any(not all(pair.partition("=")[::2]) for pair in value.split()):
+            raise ValueError("give category=label, separated by spaces, for example user=human project=project")
+        return value
 
     @field_validator("log_origin")
     @classmethod

@@ -12,6 +12,10 @@ step; ``SAY`` is the text of the last answer, otherwise it is :data:`DONE`. The 
 counts, and how far it has come is read off the conversation itself: the endpoint keeps no state, so agents, workers
 and retries do not disturb each other.
 
+A proposer of Living Memory, which is shown a session as data, proposes what its messages name with lines of this form::
+
+    REMEMBER {"fact_key": "editor", "content": "- Uses vim.", "evidence": ["I use vim"]}
+
 A sleeptime agent reads what the foreground agent was told as a transcript inside one message. It makes the
 ``SLEEP_CALL`` lines and no other, and every other agent ignores those. A request to summarise a conversation is
 answered with a summary, whatever the conversation says.
@@ -30,6 +34,8 @@ SUMMARY = "Summary: the conversation so far, in one line."
 
 _LINE = re.compile(r"\s*(?:\w+: )?(?P<verb>CALL|PARCALL|SLEEP_CALL|SAY) (?P<rest>.*\S)\s*")
 _CALL = re.compile(r"(?P<tool>[\w.-]+) (?P<arguments>\{.*\})")
+PROPOSER = "You maintain the long-term memory of an assistant."
+_REMEMBER = re.compile(r"^\s*REMEMBER (\{.*\})\s*$", re.MULTILINE)
 _SLEEPTIME = re.compile(r"Letta-Sleeptime|You are a sleeptime agent")
 _SUMMARISE = re.compile(r"Only output the summary|Generate the summary\.|being evicted from the BEGINNING")
 _FOREGROUND, _BACKGROUND = {"CALL", "PARCALL", "SAY"}, {"SLEEP_CALL"}
@@ -68,6 +74,8 @@ def plan(request: dict[str, Any]) -> Reply:
     """
     messages: list[dict[str, Any]] = request.get("messages") or []
     tools = [tool["function"]["name"] for tool in request.get("tools") or [] if "function" in tool]
+    if messages and text_of(messages[-1]).startswith(PROPOSER):
+        return Reply(text=_proposals(text_of(messages[-1])))
     if _asks_for_summary(messages):
         return Reply(text=SUMMARY)
     script, done = _current(messages, _BACKGROUND if _is_sleeptime(messages) else _FOREGROUND)
@@ -76,6 +84,19 @@ def plan(request: dict[str, Any]) -> Reply:
     return _closing(
         script.text, tools, forced=request.get("tool_choice") not in (None, "auto", "none"), request=request
     )
+
+
+def _proposals(prompt: str) -> str:
+    """The answer of a proposer: one proposal for each REMEMBER line of the session, once."""
+    found: dict[str, None] = {}
+    for line in prompt.splitlines():
+        try:
+            shown = json.loads(line.rstrip(","))
+        except ValueError:
+            continue
+        if isinstance(shown, dict) and isinstance(shown.get("text"), str) and "role" in shown:
+            found.update(dict.fromkeys(_REMEMBER.findall(shown["text"])))
+    return json.dumps({"proposals": [json.loads(one) for one in found]})
 
 
 def text_of(message: dict[str, Any]) -> str:

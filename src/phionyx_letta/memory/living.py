@@ -36,8 +36,8 @@ from phionyx_letta.memory.opening import (
 )
 from phionyx_letta.memory.patches import HISTORY, MemoryPatch, PatchStatus, check_trust, transition
 from phionyx_letta.memory.pii import MemoryPIIFilter
-from phionyx_letta.memory.proposing import Proposing, placed_again
-from phionyx_letta.memory.recording import MutationRecorder
+from phionyx_letta.memory.proposing import Found, Proposing, placed_again
+from phionyx_letta.memory.recording import MutationRecorder, cause
 from phionyx_letta.memory.reviewing import described
 from phionyx_letta.memory.routing import MemoryFileRouter
 from phionyx_letta.memory.stored import Patches
@@ -71,6 +71,7 @@ class LivingMemory:
         envelopes: EnvelopeStore | None = None,
         signer: Signer | None = None,
         verifier: Verifier | None = None,
+        provenance: Mapping[str, Any] | None = None,
     ) -> None:
         """Take the managed files, the proposer and where things are kept; nothing is read or written yet.
 
@@ -88,6 +89,7 @@ class LivingMemory:
             file_router: chooses the file of a fact.
             store, occurrences, targets: in place of what the paths give.
             envelopes: where each applied or reverted patch leaves its evidence.
+            provenance: where the sessions come from, as JSON; each patch proposed keeps it (`metadata["proposed_from"]`).
             signer, verifier: in place of what the secret or the environment gives; a verifier may trust several keys.
 
         Raises:
@@ -113,6 +115,7 @@ class LivingMemory:
             signer=self.signer,
             evidence_required=require_approval or sign,
             kept=open_kept(self.store, self.pii),
+            provenance=provenance,
         )
 
     # -- asking --------------------------------------------------------------------------------------------------
@@ -157,9 +160,27 @@ class LivingMemory:
             ProposerUnavailable: it gave no usable answer. Beside a store in a file the session is kept, see
                 `propose_from_kept_sessions`; with a database the caller keeps it. It can be proposed again either way.
         """
+        found = await self.ask_about(session_id, transcript=transcript, session_records=session_records)
+        return self.keep(found, session_id)
+
+    async def ask_about(
+        self,
+        session_id: str,
+        *,
+        transcript: str | None = None,
+        session_records: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[Found]:
+        """The first half of `propose_from_session`: ask, and store nothing (a dry run ends here).
+
+        Raises:
+            InvalidPatch, ProposerUnavailable: as there.
+        """
         if self.proposer is None:
             raise InvalidPatch("there is no proposer to ask", "pass one to LivingMemory")
-        found = await self._proposing.ask(self.proposer, session_id, transcript, session_records)
+        return await self._proposing.ask(self.proposer, session_id, transcript, session_records)
+
+    def keep(self, found: Sequence[Found], session_id: str) -> list[MemoryPatch]:
+        """The second half: count the facts and store those that are due as patches."""
         patches = []
         with self.store.exclusive():
             for proposal in found:
@@ -263,9 +284,10 @@ class LivingMemory:
             if last_detail(found, "writes") != content_hash(text):  # else it was written already, or is about to be
                 details = {"writes": content_hash(text), "over": content_hash(current or "")}
                 self._moved(found, "approved", by, reason, details)
-            self._write(target, found, current, text, by)
-            self._record(target, found, current, text, "apply", by)
-            return self._moved(found, "applied", by, reason, {"wrote": content_hash(text)})
+            said = by or reviewer()
+            envelope = self._write(target, found, current, text, "apply", said)
+            envelope = self._record(target, found, current, text, "apply", said) or envelope
+            return self._moved(found, "applied", said, reason, {"wrote": content_hash(text), **_named(envelope)})
 
     def rebase(self, patch: MemoryPatch | str, *, by: str | None = None) -> MemoryPatch:
         """Offer a diverged patch as a new pending one, made for what the target holds now; the old one becomes `conflict`.
@@ -318,10 +340,11 @@ class LivingMemory:
             if text is None or (current is None and found.before_content):
                 hashes = content_hash(found.after_content), content_hash(current) if current is not None else ""
                 raise DiffConflictError(found.file_path, *hashes, "later edits changed the same lines: edit it by hand")
+            said, envelope = by or reviewer(), None
             if current is not None:
-                self._write(target, found, current, text, by)
-                self._record(target, found, current, text, "revert", by)
-            return self._moved(found, "reverted", by, reason, {"wrote": content_hash(text)})
+                envelope = self._write(target, found, current, text, "revert", said)
+                envelope = self._record(target, found, current, text, "revert", said) or envelope
+            return self._moved(found, "reverted", said, reason, {"wrote": content_hash(text), **_named(envelope)})
 
     # -- the parts of an act -------------------------------------------------------------------------------------
 
@@ -372,22 +395,25 @@ class LivingMemory:
             self._moved(patch, "conflict", by, error.message, {"expected": error.expected_hash, "found": found})
         raise error
 
-    def _write(self, target: Target, patch: MemoryPatch, current: str | None, text: str, by: str | None) -> None:
+    def _write(
+        self, target: Target, patch: MemoryPatch, current: str | None, text: str, event: str, by: str
+    ) -> str | None:
         if text == current:
-            return
+            return None
         try:
-            target.write(current, text)
+            return target.write(current, text, cause(patch, event, by))
         except DiffConflictError:
             if patch.status == "approved":
                 self._refuse(patch, target.read(), by)
             raise
 
     def _record(
-        self, target: Target, patch: MemoryPatch, current: str | None, text: str, event: str, by: str | None
-    ) -> None:
-        if self._recorder is not None:
-            before = patch.before_content if current == text else current or ""
-            self._recorder.record(target, before, text, patch, event, by or reviewer())
+        self, target: Target, patch: MemoryPatch, current: str | None, text: str, event: str, by: str
+    ) -> str | None:
+        if self._recorder is None or target.records_itself:
+            return None
+        before = patch.before_content if current == text else current or ""
+        return self._recorder.record(target, before, text, patch, event, by)
 
     def _only_patches_wrote(self, patch: MemoryPatch, current: str) -> bool:
         """Whether `current` is what a patch left behind, or what this patch's session found: no person's edit in between."""
@@ -397,3 +423,8 @@ class LivingMemory:
         done = [one for status in ("applied", "reverted") for one in self.store.list_by_status(status)]
         last = max((one for one in done if one.file_path == patch.file_path), key=changed_at, default=None)
         return last is not None and last_detail(last, "wrote") == wanted
+
+
+def _named(envelope: str | None) -> dict[str, str]:
+    """The envelope of a write as the history keeps it; nothing where it is not known."""
+    return {} if envelope is None else {"envelope": envelope}

@@ -12,11 +12,11 @@ from typing import Any
 from phionyx_letta.diff import MemoryDiff, compute_memory_diff, content_hash
 from phionyx_letta.envelope import MemoryMutationContext
 from phionyx_letta.ledger.store import EnvelopeStore
-from phionyx_letta.memory.patches import MemoryPatch
+from phionyx_letta.memory.patches import MemoryPatch, content_digest
 from phionyx_letta.memory.targets import Target
 from phionyx_letta.signing import Signer
 
-__all__ = ["MutationRecorder"]
+__all__ = ["MutationRecorder", "cause"]
 
 PRODUCER, OUTSIDE = "phionyx-letta.living_memory", "phionyx-letta.unattributed"
 
@@ -29,7 +29,7 @@ class MutationRecorder:
         self._envelopes = envelopes
         self._signer = signer
 
-    def record(self, target: Target, before: str, after: str, patch: MemoryPatch, event: str, by: str) -> None:
+    def record(self, target: Target, before: str, after: str, patch: MemoryPatch, event: str, by: str) -> str | None:
         """Record what was written, unless the chain's last envelope says so already (a run that was cut short).
 
         Args:
@@ -40,6 +40,9 @@ class MutationRecorder:
             event: `apply` or `revert`.
             by: the reviewer.
 
+        Returns:
+            The reference of the envelope that says it.
+
         Raises:
             StoreError: the store of envelopes cannot be written.
         """
@@ -47,11 +50,11 @@ class MutationRecorder:
         known = _diff_of(last)
         noted = {"event": event, "patch_id": patch.patch_id, "reviewer": by, "session": patch.session_id}
         if known.get("after_hash") == content_hash(after) and _noted_in(last) == noted:
-            return
+            return _reference(last)
         if known and known["after_hash"] != content_hash(before):
             self._emit(target, length, "write", _replaced(known, before), {"event": "edit_outside"}, OUTSIDE)
             length += 1
-        self._emit(target, length, _kind(before, after), compute_memory_diff(before, after), noted, PRODUCER)
+        return self._emit(target, length, _kind(before, after), compute_memory_diff(before, after), noted, PRODUCER)
 
     def _last(self, trace_id: str) -> tuple[Mapping[str, Any] | None, int]:
         last, length = None, 0
@@ -61,7 +64,7 @@ class MutationRecorder:
 
     def _emit(
         self, target: Target, turn: int, kind: str, diff: MemoryDiff, noted: Mapping[str, Any], producer: str
-    ) -> None:
+    ) -> str | None:
         context = MemoryMutationContext(
             trace_id=target.identity,
             turn_index=turn,
@@ -72,7 +75,40 @@ class MutationRecorder:
             diff=diff,
             metadata={"living_memory": dict(noted)},
         )
-        self._envelopes.emit(context, signer=self._signer)
+        return _reference(self._envelopes.emit(context, signer=self._signer))
+
+
+def cause(patch: MemoryPatch, event: str, by: str) -> dict[str, Any]:
+    """What the evidence of a write says of the patch behind it: ids and names, no content.
+
+    Args:
+        patch: the patch.
+        event: `apply` or `revert`.
+        by: who decided.
+    """
+    given = patch.metadata.get("proposed_from")
+    given = given if isinstance(given, dict) else {}
+    found = patch.metadata.get("evidence")
+    messages = [one.get("message_id") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    said = {
+        "event": event,
+        "patch_id": patch.patch_id,
+        "patch": content_digest(patch),
+        "reviewer": by,
+        "session": patch.session_id,
+        "proposer_model": given.get("model"),
+        "runs": given.get("runs"),
+        "evidence_messages": list(dict.fromkeys(one for one in messages if isinstance(one, str))),
+        "untrusted": True if "untrusted" in patch.metadata else None,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _reference(envelope: Mapping[str, Any] | None) -> str | None:
+    try:
+        return "envelope://" + str(envelope["integrity"]["current"]) if envelope else None
+    except (KeyError, TypeError):
+        return None
 
 
 def _kind(before: str, after: str) -> str:

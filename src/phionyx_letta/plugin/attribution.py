@@ -50,6 +50,8 @@ class Attribution:
     parent: str | None = None
     reason: str | None = None
     reviewed: tuple[str, ...] = ()
+    claim: Mapping[str, Any] | None = None
+    """Of a reviewer, checked: the one write this request may make, and the patch behind it."""
     tool_calls: list[ToolCall] = field(default_factory=list)
 
 

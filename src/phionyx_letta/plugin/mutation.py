@@ -113,6 +113,8 @@ def block_change(
         details["counts_method"] = diff.counts_method
     mutation = _mutation(block_id, (after or before).label, kind, event, who, organization_id, details)  # type: ignore[union-attr]
     mutation["diff"] = diff.to_dict()
+    if who.claim is not None:
+        mutation["living_memory"] = dict(who.claim)
     if kind == "consolidate":
         mutation["audit"] = _consolidation(block_id, diff, who)
     return mutation

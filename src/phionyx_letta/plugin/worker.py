@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import json
 import os
@@ -11,7 +12,7 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from sqlalchemy import delete, func
+from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from phionyx_letta import __version__
@@ -22,11 +23,15 @@ from phionyx_letta.plugin import headers
 from phionyx_letta.plugin.capture import Capture
 from phionyx_letta.plugin.guard import Guard
 from phionyx_letta.plugin.mutation import RECORDED
+from phionyx_letta.plugin.own_model import OwnModel
+from phionyx_letta.plugin.proposing_process import ProposingProcess
+from phionyx_letta.plugin.run_ends import RunEnds
 from phionyx_letta.plugin.runtime import Runtime, logger
 from phionyx_letta.plugin.sealing_process import SealingProcess
 from phionyx_letta.plugin.targets import FOUND, Wrapping, guarded_steps
 from phionyx_letta.plugin.watch import LogWatch
 from phionyx_letta.settings import load_settings
+from phionyx_letta.signing import TrustedKeys, Verifier, load_verifier
 
 #: How often a worker says it lives, s; `doctor` and the sealer call one dead after 30 s of silence.
 HEARTBEAT = 5.0
@@ -49,6 +54,10 @@ class Worker:
         self._app: Any = None
         self._thread: threading.Thread | None = None
         self._sealer: SealingProcess | None = None
+        self._run_ends: RunEnds | None = None
+        self._proposer: ProposingProcess | None = None
+        self._own_model = OwnModel(self.runtime.settings.proposer_timeout_s)
+        self._sessions_since: str | None = None
         self._watch: LogWatch | None = None
         self._stop = threading.Event()
 
@@ -63,7 +72,9 @@ class Worker:
         worker = cls(Runtime(load_settings()), letta_version)
         worker.unsupported = _unfit(orm)
         if worker.unsupported is None:
-            worker._capture = Capture(worker.runtime, orm)
+            if worker.runtime.settings.sessions != "off" and hasattr(orm, "Run"):
+                worker._run_ends = RunEnds(worker.runtime, orm)
+            worker._capture = Capture(worker.runtime, orm, worker._run_ends)
             worker._capture.install()
             worker._install_guard(orm)
         elif worker.runtime.settings.on_error == "closed" or worker.runtime.settings.guard == "reject":
@@ -116,7 +127,19 @@ class Worker:
         """Read the request headers."""
         if self._app is None:
             self._app = app
-            headers.watch(app)
+            headers.watch(app, self._reviewers(), self._serving)
+
+    def _reviewers(self) -> Verifier | None:
+        """Whose claims on a write count: this server's own key and those it trusts beside it."""
+        settings = self.runtime.settings
+        trusted: list[Verifier] = [load_verifier(key) for key in settings.trusted_keys.split()]
+        own = self.runtime.key.verifier() if self.runtime.key is not None else None
+        both = [*trusted, *([own] if own is not None else [])]
+        return TrustedKeys(both) if both else None
+
+    def _serving(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The server's event loop is known."""
+        self._own_model.loop = loop
 
     def stop(self) -> None:
         """Restore every original and stop the thread; what is in the outbox stays."""
@@ -144,6 +167,11 @@ class Worker:
         if self._sealer is not None:
             self._sealer.disown()
             self._sealer = None
+        if self._proposer is not None:
+            self._proposer.disown()
+            self._proposer = None
+        if self._run_ends is not None:
+            self._run_ends.restart()
         if self.guard is not None:
             self.guard.restart()
             self._watch = None
@@ -176,7 +204,17 @@ class Worker:
             "reads_refused": self.runtime.counts["reads_refused"],
             "last_refused": list(self.runtime.refused),
             "log": self._watch.describe() if self._watch else None,
+            "sessions": self.runtime.settings.sessions,
+            "proposer_pid": self._proposer.pid if self._proposer else None,
+            "run_ends_missed": self.runtime.counts["run_ends_missed"],
+            **self._runs_under_way(),
         }
+
+    def _runs_under_way(self) -> dict[str, Any]:
+        """What the sweep for dead runs goes by (``session_queue``)."""
+        if self._run_ends is None or self._sessions_since is None:
+            return {}
+        return {"sessions_since": self._sessions_since, "active_runs": self._run_ends.active()}
 
     def _start_watch(self) -> None:
         if self.guard is not None and self.url is not None and self._watch is None and not self._stop.is_set():
@@ -198,6 +236,7 @@ class Worker:
             try:
                 ledger = ledger or self._open(self.url)
                 self._supervise()
+                self._supervise_proposer(ledger)
                 self._beat(ledger)
                 failing = ""
             except Exception as error:  # nothing that happens here may end the thread
@@ -206,6 +245,8 @@ class Worker:
                     logger.error("phionyx-letta: the ledger does not answer: %s", message)
                 failing = message
             stop.wait(HEARTBEAT if not failing else _RETRY)
+        if self._proposer is not None:
+            self._proposer.stop()
         if self._sealer is not None:
             self._sealer.stop()
         if ledger is not None:
@@ -226,6 +267,18 @@ class Worker:
             self._sealer = SealingProcess(self.url)
         if not self._sealer.alive():
             self._sealer.start()
+
+    def _supervise_proposer(self, ledger: SqlLedger) -> None:
+        """Start the process that proposes, and start it again when it ended."""
+        if self._run_ends is None or self.runtime.key is None or self.url is None:
+            return
+        if self._sessions_since is None:
+            with ledger.engine.connect() as connection:
+                self._sessions_since = connection.execute(select(func.now())).scalar_one().isoformat()
+        if self._proposer is None:
+            self._proposer = ProposingProcess(self.url, self.runtime.worker_id, self._own_model.ask)
+        if not self._proposer.alive():
+            self._proposer.start()
 
     def _beat(self, ledger: SqlLedger) -> None:
         key = self.runtime.key
