@@ -78,6 +78,13 @@ class Settings(BaseSettings):
     memory_paths: str | None = Field(
         default=None, description="Managed memory files and globs of `phionyx-letta memory`, separated like PATH."
     )
+    memory_store: str | None = Field(
+        default=None, description="Patch store of `phionyx-letta memory`: a JSONL file, or a database URL."
+    )
+    server_url: str = Field(
+        default="http://localhost:8283", description="The Letta server in which `memory apply` writes blocks."
+    )
+    server_token: SecretStr | None = Field(default=None, description="Token of its API, where it wants one.")
     memory_secret: str | None = Field(
         default=None, description="Secret that signs memory patches (HMAC-SHA256) where no signing key is set."
     )
@@ -127,6 +134,10 @@ class Settings(BaseSettings):
     session_blocks: str = Field(
         default="user=human feedback=human",
         description="Which block a category of facts goes to, as category=label, separated by spaces.",
+    )
+    reviewers: str | None = Field(
+        default=None,
+        description="TOML file of who may have patches of blocks applied; without it, the trusted keys may.",
     )
     session_read_only: bool = Field(default=False, description="Propose for blocks that are read-only too.")
 

@@ -23,6 +23,7 @@ from phionyx_letta.cli.reconcile import reconcile
 from phionyx_letta.cli.rotation import keys
 from phionyx_letta.cli.run import run
 from phionyx_letta.cli.seal import baseline, seal
+from phionyx_letta.cli.session import session
 from phionyx_letta.cli.show import show
 from phionyx_letta.cli.verify import verify
 from phionyx_letta.errors import PhionyxError
@@ -117,7 +118,8 @@ app.command(short_help="Find, adopt or undo what was done past the plugin.")(rec
 app.command(short_help="Write a receipt for something forgotten.")(receipt)
 app.command(short_help="Write chains to a file or a folder.")(export)
 app.add_typer(keys, name="keys", short_help="Replace the signing key, or revoke one.")
-app.add_typer(memory, name="memory", short_help="Memory files that change by reviewed patches.")
+app.add_typer(session, name="session", short_help="Sessions of agents, and what was proposed from them.")
+app.add_typer(memory, name="memory", short_help="Memory files and blocks that change by reviewed patches.")
 
 
 def main() -> None:

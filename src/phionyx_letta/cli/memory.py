@@ -13,7 +13,7 @@ import typer
 
 from phionyx_letta.cli.failures import FAILED, CommandError, exit_code
 from phionyx_letta.cli.memory_pages import print_list, print_log, print_patch, step_through
-from phionyx_letta.cli.memory_sources import STORE, find_patch, open_memory, read_session
+from phionyx_letta.cli.memory_sources import STORE, find_patch, open_memory, read_session, store_path_of
 from phionyx_letta.cli.options import Json
 from phionyx_letta.cli.output import answer, complain, safe
 from phionyx_letta.errors import DiffConflictError, PhionyxError, TargetRefused, UntrustedPatch
@@ -24,14 +24,21 @@ if TYPE_CHECKING:
 __all__ = ["memory", "run_memory"]
 
 memory = typer.Typer(
-    help="Memory files that change by reviewed patches.\n\nPatches are proposed from sessions, reviewed, applied and reverted; "
-    "nothing else writes to a memory file.",
+    help="Memory files and blocks that change by reviewed patches.\n\n"
+    "Patches are proposed from sessions, reviewed, applied and reverted; "
+    "nothing else here writes to a memory file or a block.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 StorePath = Annotated[
-    str, typer.Option("--store-path", metavar="PATH", help="Patch store: a JSONL file, or a database URL.")
+    str | None,
+    typer.Option(
+        "--store-path",
+        metavar="PATH",
+        help="Patch store: a JSONL file, or a database URL (for patches of blocks, Letta's own). "
+        f"Default: PHIONYX_LETTA_MEMORY_STORE, else {STORE}.",
+    ),
 ]
 Paths = Annotated[
     list[str] | None,
@@ -88,7 +95,7 @@ def propose(
             help="Where facts are counted. Default: .synapsekit_memory_occurrences.json, or the store's database.",
         ),
     ] = None,
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """Ask a model which facts of a finished session are worth remembering, and store them as pending patches.
@@ -136,7 +143,7 @@ def review(
     ] = False,
     paths: Paths = None,
     by: By = None,
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """List the pending patches; with --patch-id show one: its diff, why, on what evidence, and whether it can be trusted.
@@ -167,7 +174,7 @@ def approve(
     reason: Reason = "",
     by: By = None,
     paths: Paths = None,
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """Approve a pending patch; `memory apply` then writes it."""
@@ -182,7 +189,7 @@ def reject(
     reason: Reason = "",
     by: By = None,
     paths: Paths = None,
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """Reject a patch: its fact is not proposed again unless it changes."""
@@ -198,7 +205,7 @@ def apply(
     by: By = None,
     paths: Paths = None,
     ledger: Evidence = None,
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """Write a pending or approved patch to its file, and record it in the ledger.
@@ -213,7 +220,7 @@ def apply(
 
 @memory.command(short_help="Offer a diverged patch for what the file holds now.")
 def rebase(
-    patch_id: PatchId, by: By = None, paths: Paths = None, store_path: StorePath = STORE, as_json: Json = False
+    patch_id: PatchId, by: By = None, paths: Paths = None, store_path: StorePath = None, as_json: Json = False
 ) -> int:
     """Merge a patch with what its file holds now, and store the result as a new pending patch. Nothing is written to the file."""
     living = open_memory(store_path, paths)
@@ -229,7 +236,7 @@ def revert(
     by: By = None,
     paths: Paths = None,
     ledger: Evidence = None,
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """Take an applied patch out of its file and record it in the ledger. What was changed later stays, or nothing is done."""
@@ -247,7 +254,7 @@ def log(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest.")] = 20,
     output_format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table or json.")] = "table",
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """Show the patches of a store, newest last, each in its present status. `review --patch-id` shows one with its history."""
@@ -260,7 +267,7 @@ def log(
         raise CommandError(f"there is no status {status!r}", f"give one of {', '.join(get_args(PatchStatus))}")
     if output_format not in ("table", "json"):
         raise CommandError(f"there is no format {output_format!r}", "give table or json")
-    patches = [vars(one) for one in open_store(store_path).summaries(status, limit=limit)]
+    patches = [vars(one) for one in open_store(store_path_of(store_path)).summaries(status, limit=limit)]
     answer(
         {"patches": patches, "count": len(patches)},
         as_json=as_json or output_format == "json",

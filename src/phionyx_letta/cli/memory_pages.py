@@ -140,12 +140,15 @@ def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Patch ID:", described["patch_id"]
     yield "File:", described["file_path"]
     yield "Target:", _TARGETS.get(described["target"], f"NOT usable: {described['target']}")
+    for note in described["target_notes"]:
+        yield "", note
     yield "Status:", described["status"]
     yield "Category:", described["category"] + (f", section {described['section']}" if described["section"] else "")
     yield "Created:", f"{described['created_at']} by {described['author']}, session {described['session_id'] or '?'}"
     for step in described["history"][1:]:
         because = f": {step.get('reason')}" if step.get("reason") else ""
         yield str(step.get("to", "?")).capitalize() + ":", f"{step.get('at')} by {step.get('by')}{because}"
+    yield from _origin(described)
     yield "Signature:", _signature(described)
     if described["untrusted"]:
         yield "Trust:", f"untrusted: {described['untrusted']}"
@@ -156,6 +159,21 @@ def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     stats = described["stats"]
     yield "Changes:", f"+{stats['added']} −{stats['removed']} lines"
     yield "Rationale:", described["rationale"]
+
+
+def _origin(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Where a patch comes from, what became of it in the ledger, and whether it fits."""
+    given = described["proposed_from"]
+    if given:
+        parts = (("agent", "agent_id"), ("conversation", "conversation_id"), ("model", "model"))
+        yield "From:", ", ".join(f"{name} {given[key]}" for name, key in parts if given.get(key))
+    if described["envelope"]:
+        yield "Envelope:", described["envelope"]
+    over = described["over_limit"]
+    if over:
+        trim = over.get("trim") or []
+        how = f"; to make room, these could go: {' / '.join(map(str, trim))}" if trim else ""
+        yield "Limit:", f"NOT within it: {over.get('length')} of {over.get('limit')} characters{how}"
 
 
 def _signature(described: Mapping[str, Any]) -> str:

@@ -131,6 +131,8 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
         ("turn", str(subject.get("turn_index", "?"))),
         ("forgotten for", str(mutation.get("forgetting_reason") or "")),
         ("caused by", _parent(subject)),
+        ("patch", _patch(subject)),
+        ("evidence", _messages(subject)),
         ("consolidates", _consolidation(entry.envelope.get("memory_consolidation_audit"))),
         ("previous", str(integrity.get("previous", "?"))),
         ("hash", str(integrity.get("current", "?"))),
@@ -178,6 +180,30 @@ def _parent(subject: dict[str, Any]) -> str:
     metadata = subject.get("metadata")
     audit = metadata.get("memory_audit") if isinstance(metadata, dict) else None
     return str(audit.get("parent_envelope_ref") or "") if isinstance(audit, dict) else ""
+
+
+def _reviewed(subject: dict[str, Any]) -> dict[str, Any]:
+    metadata = subject.get("metadata")
+    said = metadata.get("living_memory") if isinstance(metadata, dict) else None
+    return said if isinstance(said, dict) else {}
+
+
+def _patch(subject: dict[str, Any]) -> str:
+    """The patch behind the change: who decided, which session it comes from, whose proposal it was."""
+    said = _reviewed(subject)
+    return _joined(
+        f"{said.get('event', '?')} {said['patch_id']}" if said.get("patch_id") else None,
+        _named("reviewer", said.get("reviewer")),
+        _named("session", said.get("session")),
+        _named("proposed by", said.get("proposer_model")),
+        "marked untrusted" if said.get("untrusted") else None,
+    )
+
+
+def _messages(subject: dict[str, Any]) -> str:
+    said = _reviewed(subject)
+    lists = (said.get(name) for name in ("evidence_messages", "runs"))
+    return _joined(*(one for found in lists if isinstance(found, list) for one in found))
 
 
 def _consolidation(audit: object) -> str:

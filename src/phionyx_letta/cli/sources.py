@@ -150,6 +150,19 @@ class SqlSource:
         with self.ledger.engine.connect() as connection:
             return [_told(info) for info in connection.execute(query).scalars()][::-1]
 
+    def sessions(self) -> dict[str, Any] | None:
+        """How the queue of sessions stands; None where there is none."""
+        from sqlalchemy import inspect
+
+        from phionyx_letta.ledger import tables
+        from phionyx_letta.plugin.session_views import counts
+
+        engine = self.ledger.engine
+        if engine.dialect.name != "postgresql" or not inspect(engine).has_table(tables.session.name):
+            return None
+        with engine.connect() as connection:
+            return counts(connection)
+
     def last_seq(self) -> int:
         """Where the ledger ends; -1 for an empty one."""
         rows = self.ledger.select(limit=1, newest=True)

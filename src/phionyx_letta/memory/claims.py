@@ -16,6 +16,7 @@ from typing import Any
 
 from phionyx_letta._canonical import JSON_ERRORS, encode
 from phionyx_letta.errors import UntrustedPatch
+from phionyx_letta.memory.policy import Policy, Reviewer
 from phionyx_letta.signing import Signer, Verifier
 
 __all__ = ["CLAIM_HEADER", "SERVER_HEADER", "make_claim", "read_claim"]
@@ -46,8 +47,18 @@ def make_claim(cause: Mapping[str, Any], block_id: str, expected: str, wrote: st
     return f"{_packed(text)}.{_packed(signer.sign(_digest(text)))}"
 
 
-def read_claim(header: str, verifier: Verifier | None) -> dict[str, Any]:
+def read_claim(
+    header: str, verifier: Verifier | None, policy: Policy | None = None
+) -> tuple[dict[str, Any], Reviewer | None]:
     """Read and check a header's value.
+
+    Args:
+        header: it.
+        verifier: of the keys that count where there is no policy.
+        policy: who may decide; only their keys count then.
+
+    Returns:
+        The claim, and the reviewer the policy knows the key of.
 
     Raises:
         UntrustedPatch: it is malformed, too old, or not signed by a trusted key.
@@ -65,7 +76,13 @@ def read_claim(header: str, verifier: Verifier | None) -> dict[str, Any]:
             raise ValueError
     except (*JSON_ERRORS, UnicodeDecodeError):
         raise UntrustedPatch(f"the header {CLAIM_HEADER} is malformed", "use `phionyx-letta memory apply`") from None
-    if verifier is None or not verifier.verify(_digest(plain), signed):
+    reviewer = policy.signed_by(_digest(plain), signed) if policy is not None else None
+    if policy is not None and (reviewer is None or reviewer.name != claim["reviewer"]):
+        raise UntrustedPatch(
+            f"no reviewer of this server has signed, in his own name, that patch {claim['patch_id'][:40]} is applied",
+            "sign with a reviewer's key and `--by` his name, as PHIONYX_LETTA_REVIEWERS of the server lists them",
+        )
+    if policy is None and (verifier is None or not verifier.verify(_digest(plain), signed)):
         raise UntrustedPatch(
             f"no key this server trusts has signed that patch {claim['patch_id'][:40]} is applied",
             "sign with the server's key, or add the reviewer's public key to PHIONYX_LETTA_TRUSTED_KEYS of the server",
@@ -74,7 +91,7 @@ def read_claim(header: str, verifier: Verifier | None) -> dict[str, Any]:
         raise UntrustedPatch(
             f"the reviewer's signature is of {claim['at']}, too long ago", "apply the patch again; compare the clocks"
         )
-    return claim
+    return claim, reviewer
 
 
 def _digest(text: str) -> str:

@@ -18,7 +18,8 @@ from sqlalchemy.orm import ORMExecuteState, PassiveFlag, Session, UOWTransaction
 from sqlalchemy.orm.attributes import get_history
 
 from phionyx_letta.diff import content_hash
-from phionyx_letta.errors import DiffConflictError, EvidenceRefused, StoreError
+from phionyx_letta.errors import DiffConflictError, EvidenceRefused, StoreError, UntrustedPatch
+from phionyx_letta.memory.policy import Reviewer
 from phionyx_letta.plugin import attribution
 from phionyx_letta.plugin.guard import DIRTY, OWN, PROMPTS
 from phionyx_letta.plugin.mutation import BARE, COMPILE, RECORDED, BlockColumns, attachment_change, block_change
@@ -323,11 +324,11 @@ class Capture:
         if not found:
             return
         named = [one.block_id if isinstance(one, Change) else one["block_id"] for one in found]
-        claim = attribution.current().claim
-        if claim is not None:
+        who = attribution.current()
+        if who.claim is not None:
             for one in found:
                 if isinstance(one, Change):
-                    _compare(one, claim)
+                    _compare(one, who.claim, who.reviewer)
         if self._runtime.key is None:
             self._runtime.gap(self._runtime.key_error or "no signing key", named)
             return
@@ -406,16 +407,22 @@ class Capture:
         return mutation
 
 
-def _compare(change: Change, claim: Mapping[str, Any]) -> None:
+def _compare(change: Change, claim: Mapping[str, Any], reviewer: Reviewer | None) -> None:
     """A compare-and-swap: under a reviewer's claim only the write he decided about passes, in the transaction that makes it.
 
     Raises:
         DiffConflictError: it is another block, it holds something else by now, or something else would be written.
+        UntrustedPatch: the block is not this reviewer's to decide about.
     """
     held = content_hash(change.before.value) if change.before is not None else ""
     written = content_hash(change.after.value) if change.after is not None else ""
     if change.block_id != claim["block_id"] or held != claim["expected"] or written != claim["wrote"]:
         raise DiffConflictError(f"block {change.block_id}", claim["expected"], held, "review the patch again")
+    if reviewer is not None and change.after is not None and not reviewer.may_write(change.after.label):
+        raise UntrustedPatch(
+            f"{reviewer.name} may not decide about blocks called {change.after.label}",
+            "have a reviewer apply it whom PHIONYX_LETTA_REVIEWERS of the server allows to",
+        )
 
 
 _MISSING = object()

@@ -17,6 +17,7 @@ from typing import Any
 from phionyx_letta import __version__
 from phionyx_letta.errors import DiffConflictError, EvidenceRefused, InvalidMutation, ReadRefused, UntrustedPatch
 from phionyx_letta.memory.claims import CLAIM_HEADER, SERVER_HEADER, read_claim
+from phionyx_letta.memory.policy import Policy
 from phionyx_letta.plugin import attribution
 from phionyx_letta.signing import Verifier
 
@@ -33,10 +34,17 @@ _App = Callable[[_Scope, Callable[[], Awaitable[Any]], _Send], Awaitable[None]]
 class AttributionMiddleware:
     """Sets the request's part of the attribution while Letta handles it."""
 
-    def __init__(self, app: _App, verifier: Verifier | None = None, serving: _Serving | None = None) -> None:
-        """Wrap the application; ``verifier`` checks reviewers' claims, ``serving`` is told the server's event loop."""
+    def __init__(
+        self,
+        app: _App,
+        verifier: Verifier | None = None,
+        policy: Policy | None = None,
+        serving: _Serving | None = None,
+    ) -> None:
+        """Wrap the application; ``verifier`` or ``policy`` check reviewers' claims, ``serving`` is told the server's event loop."""
         self._app = app
         self._verifier = verifier
+        self._policy = policy
         self._serving = serving
 
     async def __call__(self, scope: _Scope, receive: Callable[[], Awaitable[Any]], send: _Send) -> None:
@@ -51,7 +59,7 @@ class AttributionMiddleware:
             fields = _fields(scope)
             claim = _header(scope["headers"], CLAIM_HEADER)
             if claim is not None:
-                fields["claim"] = read_claim(claim, self._verifier)
+                fields["claim"], fields["reviewer"] = read_claim(claim, self._verifier, self._policy)
         except InvalidMutation as error:
             await _answer(send, 400, str(error))
             return
@@ -129,6 +137,13 @@ async def conflict_response(_request: Any, error: DiffConflictError) -> Any:
     return JSONResponse({"detail": str(error)}, status_code=409)
 
 
+async def forbidden_response(_request: Any, error: UntrustedPatch) -> Any:
+    """Answer of the REST API when a write is not this reviewer's to decide about: 403."""
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"detail": str(error)}, status_code=403)
+
+
 async def unserved_response(_request: Any, error: ReadRefused) -> Any:
     """Answer of the REST API when a guarded read was refused: 409, with what was recorded, what was found and the remedy."""
     from starlette.responses import JSONResponse
@@ -136,15 +151,21 @@ async def unserved_response(_request: Any, error: ReadRefused) -> Any:
     return JSONResponse({"detail": str(error)}, status_code=409)
 
 
-def watch(app: Any, verifier: Verifier | None = None, serving: _Serving | None = None) -> None:
+def watch(
+    app: Any,
+    verifier: Verifier | None = None,
+    policy: Policy | None = None,
+    serving: _Serving | None = None,
+) -> None:
     """Put the middleware outermost in a Starlette application, started or not."""
     from starlette.middleware import Middleware
 
-    app.user_middleware.insert(0, Middleware(AttributionMiddleware, verifier=verifier, serving=serving))
+    app.user_middleware.insert(0, Middleware(AttributionMiddleware, verifier=verifier, policy=policy, serving=serving))
     app.middleware_stack = None  # rebuilt at the next request
     app.add_exception_handler(EvidenceRefused, refused_response)
     app.add_exception_handler(ReadRefused, unserved_response)
     app.add_exception_handler(DiffConflictError, conflict_response)
+    app.add_exception_handler(UntrustedPatch, forbidden_response)
 
 
 def unwatch(app: Any) -> None:
@@ -154,3 +175,4 @@ def unwatch(app: Any) -> None:
     app.exception_handlers.pop(EvidenceRefused, None)
     app.exception_handlers.pop(ReadRefused, None)
     app.exception_handlers.pop(DiffConflictError, None)
+    app.exception_handlers.pop(UntrustedPatch, None)

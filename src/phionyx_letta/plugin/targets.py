@@ -17,6 +17,7 @@ from phionyx_letta.plugin.attribution import (
     around_ai_response,
     around_execute_tool,
     around_operation,
+    around_sandbox_environment,
     around_sleeptime_step,
 )
 
@@ -56,6 +57,12 @@ TARGETS: tuple[Target, ...] = (
         "ToolExecutionManager.execute_tool_async",
         ("function_name", "function_args", "tool"),
         around_execute_tool,
+    ),
+    Target(
+        "letta.services.tool_sandbox.base",
+        "AsyncToolSandboxBase._gather_env_vars",
+        ("is_local",),
+        around_sandbox_environment,
     ),
     *(
         Target(

@@ -19,6 +19,7 @@ from phionyx_letta import __version__
 from phionyx_letta.errors import SettingsError, StoreError, UnsupportedLetta
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.memory.policy import Policy
 from phionyx_letta.plugin import headers
 from phionyx_letta.plugin.capture import Capture
 from phionyx_letta.plugin.guard import Guard
@@ -127,10 +128,21 @@ class Worker:
         """Read the request headers."""
         if self._app is None:
             self._app = app
-            headers.watch(app, self._reviewers(), self._serving)
+            headers.watch(app, self._trusted(), self._policy(), self._serving)
 
-    def _reviewers(self) -> Verifier | None:
-        """Whose claims on a write count: this server's own key and those it trusts beside it."""
+    def _policy(self) -> Policy | None:
+        """Who may decide; nobody, where what says so cannot be read."""
+        named = self.runtime.settings.reviewers
+        if not named:
+            return None
+        try:
+            return Policy.load(named)
+        except SettingsError as error:
+            logger.error("phionyx-letta: no patch can be applied: %s", error)
+            return Policy(())
+
+    def _trusted(self) -> Verifier | None:
+        """Whose claims on a write count where there is no policy: this server's own key and those it trusts beside it."""
         settings = self.runtime.settings
         trusted: list[Verifier] = [load_verifier(key) for key in settings.trusted_keys.split()]
         own = self.runtime.key.verifier() if self.runtime.key is not None else None
