@@ -136,6 +136,13 @@ class QueueRig:
             f"%/{process.pid}",
         )
 
+    def command(self, *arguments: str, code: int = 0) -> Any:
+        """The JSON of a command on this database."""
+        command = [Path(sys.executable).with_name("phionyx-letta"), *arguments, "--ledger", self.url, "--json"]
+        done = subprocess.run(command, env={**os.environ, **self.settings}, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
     def states(self) -> dict[str, int]:
         return dict(self.sql("select state, count(*) from phionyx_session group by state"))
 

@@ -186,7 +186,10 @@ def test_a_session_ends_when_it_is_idle_and_not_while_a_run_is_under_way_or_wait
     assert mine.close() == 1
     assert len(end_by_hand(ledger, approving, None)) == 1
     assert end_by_hand(ledger, approving, None) == []
-    assert len(end_by_hand(ledger, talking, None)) == 1
+    assert len(rig.command("session", "end", talking)["ended"]) == 1
+    assert "no open session" in rig.command("session", "end", talking, code=1)["error"]
+    listed = rig.command("session", "list", "--agent", talking)["sessions"]
+    assert [(one["state"], one["ended_by"], one["runs"]) for one in listed] == [("waiting", "hand", 2)]
     by_hand = SessionQueue(ledger, settings(session_end="hand", session_idle=0), "mine")
     rig.run(talking, fact(8), age=500)
     assert by_hand.close() == 0
