@@ -96,8 +96,8 @@ class QueueRig:
             for text in said:
                 content = json.dumps([{"type": "text", "text": text}])
                 connection.execute(
-                    "insert into messages(id, role, content, agent_id, run_id, organization_id, created_at, updated_at, is_deleted, "
-                    "sequence_id) values (%s, 'user', %s, %s, %s, 'org-1', now(), now(), false, "
+                    "insert into messages(id, role, content, tool_calls, agent_id, run_id, organization_id, created_at, "
+                    "updated_at, is_deleted, sequence_id) values (%s, 'user', %s, '[]', %s, %s, 'org-1', now(), now(), false, "
                     "(select coalesce(max(sequence_id), 0) + 1 from messages))",
                     (f"message-{uuid.uuid4()}", content, agent, run),
                 )

@@ -154,7 +154,8 @@ def test_what_is_no_talk_of_a_user_with_an_agent_is_left_out_and_what_is_not_wan
     assert mine.close() == 3
     assert rig.sql("select count(*) from phionyx_run where session_id = ''") == [(2,)]
     ledger.close()
-    rig.sql("delete from agents where id = %s", gone)
+    for table, column in (("messages", "agent_id"), ("runs", "agent_id"), ("agents", "id")):
+        rig.sql(f"delete from {table} where {column} = %s", gone)
     rig.start()
     rig.wait(lambda: rig.states() == {"skipped": 3})
     said = dict(rig.sql("select agent_id, detail from phionyx_session"))

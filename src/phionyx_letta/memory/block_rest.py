@@ -161,7 +161,7 @@ class RestBlock:
                 )
             hashes = content_hash(expected or ""), content_hash(text)
             if self._sent(text, make_claim(cause or {}, self.identity, *hashes, self._server.signer)):
-                return self._envelope(cause or {}, hashes[1])
+                return self._envelope(cause or {})
             time.sleep(0.1 * (attempt + 1))  # somebody wrote at the same moment: look whether it was this
         raise self._conflict(expected, self.read())
 
@@ -217,13 +217,13 @@ class RestBlock:
     def _conflict(self, expected: str | None, found: str | None) -> DiffConflictError:
         return DiffConflictError(self.name, content_hash(expected or ""), content_hash(found or ""))
 
-    def _envelope(self, cause: Mapping[str, Any], wrote: str) -> str | None:
+    def _envelope(self, cause: Mapping[str, Any]) -> str | None:
         """The reference of the write's envelope, once it is sealed; None where it is not, or cannot be looked up."""
         ledger, deadline = self._server.ledger, time.monotonic() + _SEALED_WITHIN
         while ledger is not None:
             for row in reversed(ledger.select(block_id=self.identity, limit=20, newest=True)):
                 said = _said(row.body)
-                if said.get("patch_id") == cause.get("patch_id") and said.get("wrote") == wrote:
+                if all(said.get(name) == cause.get(name) for name in ("patch_id", "event")):
                     return f"envelope://{row.current_hash}"
             if time.monotonic() > deadline:
                 break

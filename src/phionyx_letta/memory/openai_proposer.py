@@ -64,6 +64,8 @@ class OpenAIProposer:
         self._backoff = backoff
         self._longest_wait = longest_wait
         self._structured = True
+        self.tokens = 0
+        """What all answers so far cost, as the endpoint counts."""
         self._openai = _sdk()
 
     def _key_of_the_endpoint(self) -> str:
@@ -110,7 +112,10 @@ class OpenAIProposer:
         openai = self._openai
         try:
             async with asyncio.timeout(self._timeout):  # the SDK's own counts each read, and a trickle has many
-                return _text_of(await self._request(prompt))
+                completion = await self._request(prompt)
+                usage = getattr(completion, "usage", None)
+                self.tokens += int(getattr(usage, "total_tokens", None) or 0)
+                return _text_of(completion)
         except (TimeoutError, openai.APITimeoutError):
             raise _Retry(f"no answer within {self._timeout:g} s") from None
         except openai.APIStatusError as error:

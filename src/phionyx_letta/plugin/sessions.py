@@ -30,7 +30,7 @@ from phionyx_letta.plugin.session_queue import Claim, ClaimLost, SessionQueue
 from phionyx_letta.settings import Settings, load_settings
 
 #: How often the queue is looked at, runs are swept, and claims are renewed, s.
-POLL, _SWEEP, _RENEW = 1.0, 30.0, 15.0
+POLL, _SWEEP, _RENEW = 1.0, 10.0, 15.0
 #: Wait after a failure of the database, s.
 _RETRY = 2.0
 
@@ -131,7 +131,7 @@ class Sessions:
         try:
             while not stopped.is_set():
                 now = time.monotonic()
-                if now - swept >= min(_SWEEP, 10 * POLL):
+                if now - swept >= _SWEEP:
                     self.queue.sweep()
                     swept = now
                 if at_work and now - renewed >= _RENEW:

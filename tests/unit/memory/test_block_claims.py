@@ -142,8 +142,10 @@ class TestALimit:
         before = "# About\n\nfirst\nsecond\nthird"
         after = before + "\nfourth"
         assert over_limit(before, after, len(after) - 1) == {
-            "limit": len(after) - 1, "length": len(after),
-            "trim": ["first"], "enough": True,
+            "limit": len(after) - 1,
+            "length": len(after),
+            "trim": ["first"],
+            "enough": True,
         }
         assert over_limit(before, after, len(after) - 7)["trim"] == ["first", "second"]  # type: ignore[index]
         assert over_limit("x", "y" * 100, 10) == {"limit": 10, "length": 100, "trim": [], "enough": False}
