@@ -292,8 +292,8 @@ class LivingMemory:
     def rebase(self, patch: MemoryPatch | str, *, by: str | None = None) -> MemoryPatch:
         """Offer a diverged patch as a new pending one, made for what the target holds now; the old one becomes `conflict`.
 
-        The two changes must merge cleanly (three-way, by lines). An addition that only other patches got in the way of is placed
-        anew.
+        The two changes must merge cleanly (three-way, by lines). An addition that only other patches got in the way of, or to a
+        block, is placed anew: nothing that is there goes.
 
         Raises:
             DiffConflictError: they do not merge; the patch is `conflict`, nothing was written.
@@ -305,11 +305,13 @@ class LivingMemory:
             require(found, "rebase", ("pending", "approved", "conflict"))
             check_trust(found, self.verifier)
             self._require_unwritten(found)
-            current = self.targets.resolve(found.file_path).read()
+            target = self.targets.resolve(found.file_path)
+            current = target.read()
             if current == found.before_content and found.status != "conflict":
                 raise IllegalTransition(f"{found.file_path} has not diverged from patch {found.patch_id}", "apply it")
             merged = merge(found.before_content, found.after_content, current or "")
-            if merged is None and self._only_patches_wrote(found, current or ""):
+            # a block is written by its agent all the time, mostly at its end: there the fact is offered below that
+            if merged is None and (target.records_itself or self._only_patches_wrote(found, current or "")):
                 merged = placed_again(found, current or "")
             if merged is None or (current is None and found.before_content):
                 self._refuse(found, current, by)

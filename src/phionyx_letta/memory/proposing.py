@@ -26,7 +26,7 @@ from phionyx_letta.memory.routing import MemoryFileCategory, MemoryFileRouter
 from phionyx_letta.memory.sections import place
 from phionyx_letta.memory.stored import Patches
 from phionyx_letta.memory.targets import Target, Targets
-from phionyx_letta.memory.transcript import UNKNOWN, Message, parse_transcript
+from phionyx_letta.memory.transcript import UNKNOWN, Message, is_machine_id, parse_transcript
 from phionyx_letta.memory.trimming import over_limit
 from phionyx_letta.signing import Signer
 
@@ -275,10 +275,13 @@ class Proposing:
 
     def clean_session(self, session_id: str) -> str:
         """A session id without personal data; four digits keep two such sessions apart, too few to try names on."""
-        clean = self._pii.filter_content(session_id).filtered_content
+        clean = self._clean_id(session_id)
         if clean == session_id:
             return clean
         return f"{clean}-{hashlib.sha256(session_id.encode('utf-8', 'surrogatepass')).hexdigest()[:4]}"
+
+    def _clean_id(self, text: str) -> str:
+        return text if is_machine_id(text) else self._pii.filter_content(text).filtered_content
 
     def _in_context(self, evidence: Evidence, found: Found) -> dict[str, Any]:
         """A quote with the words around it, all of it filtered."""
@@ -293,7 +296,7 @@ class Proposing:
             "quote": quote,
             "role": evidence.role,
             "message_index": evidence.message_index,
-            "message_id": evidence.message_id and self._pii.filter_content(evidence.message_id).filtered_content,
+            "message_id": evidence.message_id and self._clean_id(evidence.message_id),
             "context": ("…" if start else "") + text[start:end] + ("…" if end < len(text) else ""),
         }
 

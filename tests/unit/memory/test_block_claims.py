@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from phionyx_letta.errors import SettingsError, TargetRefused, UntrustedPatch
-from phionyx_letta.memory import claims
+from phionyx_letta.memory import LivingMemory, claims
 from phionyx_letta.memory.blocks import BlockRouter, block_name, parse_block_name
 from phionyx_letta.memory.claims import make_claim, read_claim
 from phionyx_letta.memory.policy import Policy
@@ -149,3 +150,34 @@ class TestALimit:
         }
         assert over_limit(before, after, len(after) - 7)["trim"] == ["first", "second"]  # type: ignore[index]
         assert over_limit("x", "y" * 100, 10) == {"limit": 10, "length": 100, "trim": [], "enough": False}
+
+
+class TestAnId:
+    """Two of 30 000 random ids that the filter took for an IBAN: changed, they would name no message and no session."""
+
+    MESSAGE, SESSION = "message-edc21380-00ad-4fbc-be44-5b2ed30f954d", "session-ba9966d8-d6f3-47e6-9e78-14000e062033"
+
+    async def _patch(self, message: str, session: str) -> Any:
+        class Said:
+            async def agenerate(self, prompt: str) -> str:
+                one = {"fact_key": "uv", "content": "- Uses uv.", "evidence": ["I use uv"], "rationale": ""}
+                return json.dumps([one])
+
+        living = LivingMemory(
+            ["./m.md"], Said(), sign=False, occurrence_path=None, occurrence_threshold=1, store_path="patches.jsonl"
+        )
+        records = [{"role": "user", "content": "I use uv", "id": message}]
+        [patch] = await living.propose_from_session(session, session_records=records)
+        return patch
+
+    def test_of_a_message_or_session_is_kept_as_it_is_unless_it_is_a_persons(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("m.md").write_text("")
+        patch = asyncio.run(self._patch(self.MESSAGE, self.SESSION))
+        assert patch.session_id == self.SESSION
+        assert patch.metadata["evidence"][0]["message_id"] == self.MESSAGE
+        Path("patches.jsonl").unlink()
+        patch = asyncio.run(self._patch("ada@corp.com", "ada@corp.com"))
+        assert "ada@corp" not in json.dumps(patch.to_dict())
