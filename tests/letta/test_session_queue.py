@@ -261,28 +261,28 @@ def test_a_fact_is_proposed_when_it_recurred_in_three_sessions_of_one_agent(rig:
     assert patch["file_path"].startswith(f"letta:{agent}/")
 
 
+#: So many sessions wait; docs/sessions.md has what a thousand took.
+QUEUED = int(os.environ.get("SESSIONS_QUEUED", "200"))
+
+
 @pytest.mark.slow
-def test_a_thousand_queued_sessions_drain_in_bounded_memory(
-    rig: QueueRig, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_long_queue_drains_in_bounded_memory(rig: QueueRig) -> None:
     agent = rig.agent()
     text = fact(0) + "\n" + "And we talked about many other things. " * 100
-    for _ in range(1000):
+    for _ in range(QUEUED):
         rig.run(agent, text)
     began, process = time.monotonic(), rig.start(PHIONYX_LETTA_SESSION_TOKENS="0")
-    peak, early = 0, 0
-    while rig.states().get("done", 0) < 1000:
-        assert time.monotonic() - began < 280, rig.states()
+    early = peak = done = 0
+    while done < QUEUED:
+        assert time.monotonic() - began < QUEUED, rig.states()
         time.sleep(0.5)
+        done = rig.states().get("done", 0)
         status = Path(f"/proc/{process.pid}/status").read_text()
         peak = max(peak, int(status.split("VmRSS:")[1].split()[0]))
-        if rig.states().get("done", 0) < 150:
-            early = peak
-    record_property("seconds", round(time.monotonic() - began))
-    record_property("peak_kb", peak)
-    print(f"1000 sessions in {time.monotonic() - began:.0f} s, {early} kB early, {peak} kB at most")
-    assert peak < early + 40_000
-    assert len(rig.patches()) == 1
+        early = peak if done < QUEUED // 4 else early
+    print(f"{QUEUED} sessions in {time.monotonic() - began:.0f} s; {early} kB after a quarter, {peak} kB at most")
+    assert peak < early + 20_000
+    assert len(rig.patches()) == 1, "a fact that waits for review is not proposed again"
 
 
 def test_the_proposers_prompt_is_recognised_by_the_scripted_model() -> None:

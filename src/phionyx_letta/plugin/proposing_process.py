@@ -67,13 +67,15 @@ class ProposingProcess:
         ).start()
 
     def stop(self) -> None:
-        """Ask it to go, and wait a little."""
+        """Ask it to go, wait a little, then end it: the queue stands that, and a thread of the server reads its pipe."""
         if self._process is None:
             return
         with contextlib.suppress(OSError):
             self._pipe(self._process.stdin).close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(_FAREWELL)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
     def disown(self) -> None:
         """In a forked child: let go of the parent's pipes, or the process would outlive the parent."""
