@@ -190,13 +190,13 @@ def test_a_renamed_and_shared_block_is_the_same_block_and_the_review_says_so(rig
 
 
 def test_a_fact_that_does_not_fit_says_so_and_what_could_go(rig: Rig) -> None:
-    blocks = [{"label": "human", "value": "first note\nsecond note", "limit": 30}]
+    blocks = [{"label": "human", "value": "first note\nsecond note", "limit": 35}]
     agent = rig.agent(memory_blocks=blocks)
     rig.say(agent, TALK)
     rig.finished(agent)
     [patch] = rig.patches(agent)
     over = patch["metadata"]["over_limit"]
-    assert (over["limit"], over["trim"]) == (30, ["first note"])
+    assert (over["limit"], over["trim"]) == (35, ["first note"])
 
 
 def test_a_server_that_is_away_or_not_armed_is_not_written_to(rig: Rig, letta: Any) -> None:
