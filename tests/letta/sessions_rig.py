@@ -57,7 +57,8 @@ class Rig:
                 {"label": "human", "value": value, "description": "Who the user is."},
                 {"label": "persona", "value": "I help."},
             ],
-            "tools": ["core_memory_append"],
+            # an agent of that kind speaks through a tool only, and without it goes on until its steps are used up
+            "tools": ["core_memory_append", *(["send_message"] if kind == "memgpt_v2_agent" else [])],
             "include_base_tools": False,
             **more,
         }
