@@ -13,6 +13,8 @@ from phionyx_letta.demo.model import ScriptedModel
 from phionyx_letta.memory.claims import CLAIM_HEADER, make_claim
 from phionyx_letta.signing import generate_key, get_signer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def rig(

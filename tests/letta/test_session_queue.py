@@ -21,6 +21,9 @@ from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin.session_queue import SessionQueue, end_by_hand, try_again
 from phionyx_letta.settings import Settings
 
+
+pytestmark = pytest.mark.slow
+
 _NAMES = "amber birch cedar delta ember fjord grove heron ivory jade kelp lotus maple nadir onyx pearl quartz raven slate tulip"
 WORDS = _NAMES.split()
 
@@ -42,7 +45,6 @@ def settings(**more: object) -> Settings:
     return Settings(sessions="on", **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 def test_killed_at_random_moments_every_session_is_proposed_from_exactly_once(
     rig: QueueRig, model: ScriptedModel
 ) -> None:
@@ -261,11 +263,10 @@ def test_a_fact_is_proposed_when_it_recurred_in_three_sessions_of_one_agent(rig:
     assert patch["file_path"].startswith(f"letta:{agent}/")
 
 
-#: So many sessions wait; docs/sessions.md has what a thousand took.
+#: So many sessions wait; SESSIONS_QUEUED=1000 for the figure of the issue.
 QUEUED = int(os.environ.get("SESSIONS_QUEUED", "200"))
 
 
-@pytest.mark.slow
 def test_a_long_queue_drains_in_bounded_memory(rig: QueueRig) -> None:
     agent = rig.agent()
     text = fact(0) + "\n" + "And we talked about many other things. " * 100

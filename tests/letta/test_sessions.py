@@ -17,6 +17,8 @@ from phionyx_letta.demo.model import ScriptedModel
 from phionyx_letta.demo.script import PROPOSER, Reply, plan, text_of
 from phionyx_letta.signing import generate_key
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def rig(
@@ -225,7 +227,6 @@ def test_with_a_policy_the_servers_own_key_decides_nothing_and_a_reviewer_only_w
 # -- several workers, and the death of a server ----------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_two_workers_propose_once_from_each_session_and_a_killed_server_loses_none(
     new_letta_database: Callable[[], str], model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
