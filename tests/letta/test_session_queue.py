@@ -21,7 +21,6 @@ from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin.session_queue import SessionQueue, end_by_hand, try_again
 from phionyx_letta.settings import Settings
 
-
 pytestmark = pytest.mark.slow
 
 _NAMES = "amber birch cedar delta ember fjord grove heron ivory jade kelp lotus maple nadir onyx pearl quartz raven slate tulip"
