@@ -13,7 +13,7 @@ import typer
 
 from phionyx_letta.cli.failures import FAILED, CommandError, exit_code
 from phionyx_letta.cli.memory_pages import print_list, print_log, print_patch, step_through
-from phionyx_letta.cli.memory_sources import STORE, find_patch, open_memory, read_session, store_path_of
+from phionyx_letta.cli.memory_sources import STORE, find_patch, open_memory, read_session
 from phionyx_letta.cli.options import Json
 from phionyx_letta.cli.output import answer, complain, safe
 from phionyx_letta.errors import DiffConflictError, PhionyxError, TargetRefused, UntrustedPatch
@@ -150,6 +150,8 @@ def review(
 
     The diff is computed from what would be written.
     """
+    from phionyx_letta.memory.reviewing import listed
+
     living = open_memory(store_path, paths)
     if interactive:
         if as_json:
@@ -161,7 +163,7 @@ def review(
         described = living.review(find_patch(living, patch_id))
         answer(described, as_json=as_json, show=lambda console: print_patch(console, described))
         return 0
-    pending = [vars(one) for one in living.store.summaries("pending")]
+    pending = [listed(one, living.verifier) for one in living.pending_patches()]
     answer(
         {"patches": pending, "count": len(pending)}, as_json=as_json, show=lambda console: print_list(console, pending)
     )
@@ -257,17 +259,21 @@ def log(
     store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
-    """Show the patches of a store, newest last, each in its present status. `review --patch-id` shows one with its history."""
+    """Show the patches of a store, newest last, each in its present status; one that does not verify is marked.
+
+    `review --patch-id` shows one with its history.
+    """
     from typing import get_args
 
-    from phionyx_letta.memory.opening import open_store
     from phionyx_letta.memory.patches import PatchStatus
+    from phionyx_letta.memory.reviewing import listed
 
     if status is not None and status not in get_args(PatchStatus):
         raise CommandError(f"there is no status {status!r}", f"give one of {', '.join(get_args(PatchStatus))}")
     if output_format not in ("table", "json"):
         raise CommandError(f"there is no format {output_format!r}", "give table or json")
-    patches = [vars(one) for one in open_store(store_path_of(store_path)).summaries(status, limit=limit)]
+    living = open_memory(store_path, None)
+    patches = [listed(one, living.verifier) for one in living.store.list_by_status(status, limit=limit)]
     answer(
         {"patches": patches, "count": len(patches)},
         as_json=as_json or output_format == "json",
