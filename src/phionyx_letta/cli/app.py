@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from phionyx_letta.cli.demo import demo
 from phionyx_letta.cli.doctor import doctor
+from phionyx_letta.cli.explain import explain
 from phionyx_letta.cli.export import export
 from phionyx_letta.cli.failures import FAILED, NOT_MEASURED, exit_code
 from phionyx_letta.cli.keys import keygen
@@ -111,6 +112,7 @@ app.command(short_help="Check everything, and say what to do.")(doctor)
 app.command(short_help="Create a signing key.")(keygen)
 app.command(short_help="Show what was recorded, newest last.")(log)
 app.command(short_help="Show one change: who, when, why, what.")(show)
+app.command(short_help="Explain a block: where each of its lines comes from.")(explain)
 app.command(short_help="Check that nothing was tampered with.")(verify)
 app.command(short_help="Sign and chain what waits in the outbox.")(seal)
 app.command(short_help="Record blocks older than the plugin.")(baseline)
