@@ -85,6 +85,8 @@ def _records(row: Any) -> Iterator[dict[str, Any]]:
         role = "tool" if role == "approval" else "unknown"
     if role == "tool" and not content:
         content = "\n".join(str(one.get("func_response") or "") for one in _list(row.tool_returns))
+    if role == "tool":
+        content = _returned(content)
     if content.strip():
         yield {"role": role, "content": content, "id": row.id}
     if role == "assistant":
@@ -116,6 +118,18 @@ def _unpacked(content: str) -> tuple[str, str]:
     if content.startswith("<system-reminder>"):
         return "system", content
     return "user", content
+
+
+def _returned(content: str) -> str:
+    """What a tool answered, out of the JSON Letta packs it in: else no words of two lines could be quoted."""
+    if content.lstrip().startswith("{"):
+        try:
+            packed = json.loads(content)
+        except (ValueError, RecursionError):
+            return content
+        if isinstance(packed, dict) and {"status", "message", "time"} == packed.keys():
+            return packed["message"] if isinstance(packed["message"], str) else json.dumps(packed["message"])
+    return content
 
 
 def _calls(row: Any) -> tuple[str, str]:
