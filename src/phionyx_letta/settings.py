@@ -119,6 +119,16 @@ class Settings(BaseSettings):
     session_tokens: int = Field(
         default=200_000, ge=0, description="Most tokens for proposals per agent and day (UTC); 0 for no limit."
     )
+    session_price: float = Field(
+        default=0,
+        ge=0,
+        description="Price of a million of the proposer's tokens, in any currency; 0 where none is known.",
+    )
+    session_cost: float = Field(
+        default=0,
+        ge=0,
+        description="Most money for proposals per agent and day (UTC), in the currency of the price; 0 for no limit.",
+    )
     session_concurrency: int = Field(default=2, ge=1, le=32, description="Sessions a worker proposes from at once.")
     session_attempts: int = Field(default=5, ge=1, le=50, description="Tries before a session is parked.")
     session_backoff: float = Field(
@@ -140,6 +150,11 @@ class Settings(BaseSettings):
         description="TOML file of who may have patches of blocks applied; without it, the trusted keys may.",
     )
     session_read_only: bool = Field(default=False, description="Propose for blocks that are read-only too.")
+    propose_only: str = Field(
+        default="",
+        description="Whose memory tools queue patches instead of writing: ids of agents or blocks, labels, tag:NAME or *, "
+        "separated by spaces.",
+    )
 
     trusted_keys: str = Field(
         default="",
@@ -173,6 +188,12 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _cost_has_a_price(self) -> Settings:
+        if self.session_cost and not self.session_price:
+            raise ValueError("PHIONYX_LETTA_SESSION_COST needs PHIONYX_LETTA_SESSION_PRICE: tokens have no price yet")
+        return self
+
     @field_validator("session_blocks")
     @classmethod
     def _categories_and_labels(cls, value: str) -> str:
@@ -186,6 +207,17 @@ class Settings(BaseSettings):
         if value is not None and not is_name(value):
             raise ValueError("it names the key in signed notes, so it has no spaces and no plus sign")
         return value
+
+    def most_tokens(self) -> int | None:
+        """Most tokens for proposals per agent and day, by their number or by what they cost; None for no limit."""
+        limits = [self.session_tokens] if self.session_tokens else []
+        if self.session_cost:
+            limits.append(int(self.session_cost / self.session_price * 1_000_000))
+        return min(limits, default=None)
+
+    def cost(self, tokens: int) -> float | None:
+        """What so many tokens cost; None where no price is set."""
+        return round(tokens * self.session_price / 1_000_000, 6) if self.session_price else None
 
     def home_path(self) -> Path:
         """Folder of generated keys.
@@ -217,7 +249,8 @@ def load_settings() -> Settings:
         first = error.errors()[0]
         if not first["loc"]:  # two settings that do not fit together
             said = str(first["msg"]).removeprefix("Value error, ")
-            raise SettingsError(said, remedy="set both, or PHIONYX_LETTA_GUARD=report") from error
+            other = "PHIONYX_LETTA_GUARD=report" if "GUARD" in said else "neither"
+            raise SettingsError(said, remedy=f"set both, or {other}") from error
         name = "PHIONYX_LETTA_" + "_".join(str(part) for part in first["loc"]).upper()
         raise SettingsError(
             f"{name} has an unusable value: {first['msg']}", remedy=f"correct or unset {name}"

@@ -6,7 +6,11 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from phionyx_letta.errors import SettingsError
 from phionyx_letta.plugin.letta_sessions import _records, said_by_user
+from phionyx_letta.settings import load_settings
 
 
 def records(role: str, said: str = "", **more: Any) -> list[tuple[str, str]]:
@@ -63,6 +67,33 @@ class TestAToolsAnswer:
         assert records("tool", "uv is best") == [("tool", "uv is best")]
         assert records("tool", "", tool_returns=[{"func_response": "uv"}]) == [("tool", "uv")]
 
+    def test_is_taken_out_of_what_letta_packs_it_in(self) -> None:
+        packed = json.dumps({"status": "OK", "message": 'uv is\n"best"', "time": "now"})
+        assert records("tool", packed) == [("tool", 'uv is\n"best"')]
+        assert records("tool", json.dumps({"status": "OK", "message": {"a": 1}, "time": "now"})) == [
+            ("tool", '{"a": 1}')
+        ]
+        assert records("tool", '{"status": "OK"}') == [("tool", '{"status": "OK"}')]
+
     def test_counts_for_nothing_the_user_said(self) -> None:
         found = [{"role": "tool", "content": "abc", "id": "1"}, {"role": "user", "content": "ab", "id": "2"}]
         assert said_by_user(found) == 2
+
+
+class TestWhatAnAgentMayCostInADay:
+    def test_is_the_lower_of_tokens_and_money(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert load_settings().most_tokens() == 200_000
+        assert load_settings().cost(10) is None
+        monkeypatch.setenv("PHIONYX_LETTA_SESSION_PRICE", "2.5")
+        monkeypatch.setenv("PHIONYX_LETTA_SESSION_COST", "0.1")
+        assert load_settings().most_tokens() == 40_000
+        assert load_settings().cost(40_000) == pytest.approx(0.1)
+        monkeypatch.setenv("PHIONYX_LETTA_SESSION_TOKENS", "7")
+        assert load_settings().most_tokens() == 7
+
+    def test_is_no_limit_where_none_is_set_and_needs_a_price(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PHIONYX_LETTA_SESSION_TOKENS", "0")
+        assert load_settings().most_tokens() is None
+        monkeypatch.setenv("PHIONYX_LETTA_SESSION_COST", "1")
+        with pytest.raises(SettingsError, match="needs PHIONYX_LETTA_SESSION_PRICE"):
+            load_settings()

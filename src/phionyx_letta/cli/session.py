@@ -48,7 +48,7 @@ def list_(
     from phionyx_letta.plugin.session_views import list_sessions
 
     with _opened(ledger) as database:
-        found = list_sessions(database, state=state, agent_id=agent, limit=limit)
+        found = [_priced(one) for one in list_sessions(database, state=state, agent_id=agent, limit=limit)]
     answer({"sessions": found, "count": len(found)}, as_json=as_json, show=lambda console: _list(console, found))
     return 0
 
@@ -59,7 +59,7 @@ def show(session_id: SessionId, ledger: Ledger = None, as_json: Json = False) ->
     from phionyx_letta.plugin.session_views import show_session
 
     with _opened(ledger) as database:
-        found = show_session(database, _one(database, session_id))
+        found = _priced(show_session(database, _one(database, session_id)))
     answer(found, as_json=as_json, show=lambda console: _page(console, found))
     return 0
 
@@ -128,6 +128,14 @@ def _one(database: SqlLedger, prefix: str) -> str:
     raise CommandError(f"several sessions begin with {prefix!r}: {', '.join(found[:5])}", "give more of it")
 
 
+def _priced(found: dict[str, Any]) -> dict[str, Any]:
+    """With what it cost, where a price is set."""
+    from phionyx_letta.settings import load_settings
+
+    cost = load_settings().cost(int(found["tokens"] or 0))
+    return found if cost is None else {**found, "cost": cost}
+
+
 def _list(console: Console, found: list[dict[str, Any]]) -> None:
     from rich.text import Text
 
@@ -146,7 +154,8 @@ def _said(one: Mapping[str, Any]) -> str:
     if one["ended_by"]:
         parts[0] += f" ({one['ended_by']})"
     if one["state"] in ("done", "parked", "waiting") and one["attempts"]:
-        parts.append(f"{one['attempts']} attempts, {one['tokens']} tokens, {one['patches']} patches")
+        cost = f" ({one['cost']:g})" if "cost" in one else ""
+        parts.append(f"{one['attempts']} attempts, {one['tokens']} tokens{cost}, {one['patches']} patches")
     if one["detail"]:
         parts.append(one["detail"])
     return "; ".join(parts)
@@ -162,10 +171,10 @@ def _age(seconds: float) -> str:
 def _page(console: Console, found: Mapping[str, Any]) -> None:
     names = (
         *("session_id", "state", "agent_id", "conversation_id", "ended_at", "ended_by", "attempts", "due_at"),
-        *("finished_at", "model", "tokens", "detail"),
+        *("finished_at", "model", "tokens", "cost", "detail"),
     )
     for name in names:
-        if found[name] not in (None, ""):
+        if found.get(name) not in (None, ""):
             console.print(f"{name.replace('_', ' '):<16}{safe(found[name])}", soft_wrap=True)
     for run in found["run_ids"]:
         console.print(f"{'run':<16}{safe(run)}", soft_wrap=True)

@@ -199,8 +199,8 @@ class Sessions:
 
     def _not_yet(self, agent: Agent) -> tuple[datetime, str] | None:
         """Until when the session has to wait, and why."""
-        now, most = datetime.now(UTC), self._settings.session_tokens
-        if most and self.queue.tokens_today(agent.agent_id) >= most:
+        now, most = datetime.now(UTC), self._settings.most_tokens()
+        if most is not None and self.queue.tokens_today(agent.agent_id) >= most:
             tomorrow = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
             return tomorrow, f"the agent's {most} tokens for proposals are used up for today"
         last = self.queue.last_done(agent.agent_id) if self._settings.session_cooldown else None

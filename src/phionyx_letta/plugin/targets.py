@@ -128,8 +128,8 @@ class Wrapping:
     """What was wrapped in this process, and how to undo it."""
 
     def __init__(self, more: tuple[Target, ...] = ()) -> None:
-        """Nothing is wrapped yet. ``more`` targets have to be in the modules of the others."""
-        self.targets = (*TARGETS, *more)
+        """Nothing is wrapped yet. ``more`` targets have to be in the modules of the others, and stand in for those of their name."""
+        self.targets = tuple({target.name: target for target in (*TARGETS, *more)}.values())
         self.status: dict[str, str] = {}
         self._originals: dict[str, tuple[Any, str, Any]] = {}
 

@@ -25,11 +25,12 @@ from phionyx_letta.plugin.capture import Capture
 from phionyx_letta.plugin.guard import Guard
 from phionyx_letta.plugin.mutation import RECORDED
 from phionyx_letta.plugin.own_model import OwnModel
+from phionyx_letta.plugin.propose_only import ProposeOnly
 from phionyx_letta.plugin.proposing_process import ProposingProcess
 from phionyx_letta.plugin.run_ends import RunEnds
 from phionyx_letta.plugin.runtime import Runtime, logger
 from phionyx_letta.plugin.sealing_process import SealingProcess
-from phionyx_letta.plugin.targets import FOUND, Wrapping, guarded_steps
+from phionyx_letta.plugin.targets import FOUND, Target, Wrapping, guarded_steps
 from phionyx_letta.plugin.watch import LogWatch
 from phionyx_letta.settings import load_settings
 from phionyx_letta.signing import TrustedKeys, Verifier, load_verifier
@@ -49,7 +50,8 @@ class Worker:
         self.letta_version = letta_version
         self.unsupported: str | None = None
         self.guard: Guard | None = None
-        self.wrapping = Wrapping()
+        self._propose_only = ProposeOnly(runtime) if runtime.settings.propose_only else None
+        self.wrapping = Wrapping(self._propose_only_targets())
         self.url: str | None = None
         self._capture: Capture | None = None
         self._app: Any = None
@@ -100,11 +102,16 @@ class Worker:
         if self.runtime.key is not None:
             self.guard = Guard(self.runtime, orm)
             self.guard.install()
-            self.wrapping = Wrapping(guarded_steps(self.guard.around_step))
+            self.wrapping = Wrapping((*self._propose_only_targets(), *guarded_steps(self.guard.around_step)))
+
+    def _propose_only_targets(self) -> tuple[Target, ...]:
+        return self._propose_only.targets() if self._propose_only is not None else ()
 
     def connect(self, database: ModuleType) -> None:
         """Letta's database is known: make the tables, start the sealer."""
         self.url = _letta_url(database)
+        if self._propose_only is not None:
+            self._propose_only.url = self.url
         try:
             self._open(self.url).close()
         except StoreError as error:
@@ -121,6 +128,11 @@ class Worker:
                     raise UnsupportedLetta(
                         f"{name} is {status} in this Letta, so a step cannot be guarded",
                         remedy="install letta==0.16.8, or set PHIONYX_LETTA_GUARD=report",
+                    )
+                if name in (one.name for one in self._propose_only_targets()):
+                    raise UnsupportedLetta(
+                        f"{name} is {status} in this Letta, so an agent's writes cannot be queued",
+                        remedy="install letta==0.16.8, or unset PHIONYX_LETTA_PROPOSE_ONLY",
                     )
                 logger.warning("phionyx-letta: %s is %s in this Letta; it is left out", name, status)
 
@@ -164,6 +176,8 @@ class Worker:
             self._watch.stop()
             self._watch = None
         self.wrapping.unwrap_all()
+        if self._propose_only is not None:
+            self._propose_only.close()
         if self._app is not None:
             headers.unwatch(self._app)
             self._app = None
