@@ -16,6 +16,7 @@ import guarded
 import letta_writes
 import library
 import patch_store
+import run_latency
 import sealing
 from measuring import NotMeasured
 
@@ -73,6 +74,21 @@ class Bench:
         uri = self.postgres.new_database("bench_guard")
         create_schema_in(uri)
         pair = guarded.GuardPair(uri, self.folder)
+        self._things.callback(pair.close)
+        pair.start()
+        return pair
+
+    @cached_property
+    def sessions(self) -> run_latency.SessionPair:
+        """Two Letta servers, without and with proposals after each session."""
+        try:
+            require_letta()
+        except DemoError as error:
+            raise NotMeasured(str(error)) from None
+        uris = self.postgres.new_database("bench_quiet"), self.postgres.new_database("bench_sessions")
+        for uri in uris:
+            create_schema_in(uri)
+        pair = run_latency.SessionPair(uris, self.folder)
         self._things.callback(pair.close)
         pair.start()
         return pair
@@ -160,6 +176,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         at_most("seal-lag", "p99 from write to sealed envelope, 50 writes/s", "ms", 250, letta_writes.seal_lag),
         at_most("guard-step", "an agent's step, reads guarded / not", "x", 1.03, guarded.step),
         at_most("guard-read", "reading 20 blocks of 2 kB, guarded less not", "ms", 5, guarded.read),
+        at_most("run-latency", "an agent's run beside a proposer of 5 s / without one", "x", 1.02, run_latency.latency),
         at_least("sealer", "a full outbox on PostgreSQL", "envelopes/s", 4_000, sealing.sealer),
         at_most("filesystem-append", "append to a chain of 20 000 / of 100", "x", 1.2, filesystem.append_flat),
         at_least(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from phionyx_letta._align import Gap, differing_gaps
 
-__all__ = ["apply_unified", "unified_diff"]
+__all__ = ["apply_unified", "revert_unified", "unified_diff"]
 
 CONTEXT = 3
 _SPLIT_CELLS = 4_000_000  # characters times characters below which a span is not split further
@@ -47,6 +47,18 @@ def apply_unified(before: str, patch: str) -> str | None:
             return None
         out += [*lines[at:start], *new]
         at = start + len(old)
+    return "".join([*out, *lines[at:]])
+
+
+def revert_unified(after: str, patch: str) -> str | None:
+    """Return the text before, given the text after and what `unified_diff` made of both; None where they do not fit."""
+    lines, out, at, shift = _lines(after), [], 0, 0
+    for start, old, new in _hunks(patch):
+        begin = start + shift
+        if begin < at or lines[begin : begin + len(new)] != new:
+            return None
+        out += [*lines[at:begin], *old]
+        at, shift = begin + len(new), shift + len(new) - len(old)
     return "".join([*out, *lines[at:]])
 
 

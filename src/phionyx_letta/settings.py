@@ -78,6 +78,13 @@ class Settings(BaseSettings):
     memory_paths: str | None = Field(
         default=None, description="Managed memory files and globs of `phionyx-letta memory`, separated like PATH."
     )
+    memory_store: str | None = Field(
+        default=None, description="Patch store of `phionyx-letta memory`: a JSONL file, or a database URL."
+    )
+    server_url: str = Field(
+        default="http://localhost:8283", description="The Letta server in which `memory apply` writes blocks."
+    )
+    server_token: SecretStr | None = Field(default=None, description="Token of its API, where it wants one.")
     memory_secret: str | None = Field(
         default=None, description="Secret that signs memory patches (HMAC-SHA256) where no signing key is set."
     )
@@ -94,13 +101,68 @@ class Settings(BaseSettings):
         description="Countries whose national telephone formats are recognised, ISO 3166, separated by commas.",
     )
 
+    sessions: Literal["off", "dry-run", "on"] = Field(
+        default="off",
+        description="Propose what to remember after each session: on queues patches, dry-run only says what it would propose.",
+    )
+    session_end: Literal["idle", "run", "hand"] = Field(
+        default="idle",
+        description="When a session ends: idle for PHIONYX_LETTA_SESSION_IDLE, each run, or by hand only.",
+    )
+    session_idle: float = Field(default=300, ge=0, description="So long without a run and a session has ended, s.")
+    session_min_chars: int = Field(
+        default=40, ge=0, description="Sessions in which the user said less are not proposed from, characters."
+    )
+    session_cooldown: float = Field(
+        default=0, ge=0, description="Shortest time between proposals from two sessions of an agent, s."
+    )
+    session_tokens: int = Field(
+        default=200_000, ge=0, description="Most tokens for proposals per agent and day (UTC); 0 for no limit."
+    )
+    session_price: float = Field(
+        default=0,
+        ge=0,
+        description="Price of a million of the proposer's tokens, in any currency; 0 where none is known.",
+    )
+    session_cost: float = Field(
+        default=0,
+        ge=0,
+        description="Most money for proposals per agent and day (UTC), in the currency of the price; 0 for no limit.",
+    )
+    session_concurrency: int = Field(default=2, ge=1, le=32, description="Sessions a worker proposes from at once.")
+    session_attempts: int = Field(default=5, ge=1, le=50, description="Tries before a session is parked.")
+    session_backoff: float = Field(
+        default=30, gt=0, description="Wait before the second try, s; doubled for each further one, an hour at most."
+    )
+    session_threshold: int = Field(
+        default=3, ge=1, description="Sessions of an agent a fact must be seen in before it is proposed."
+    )
+    session_opt_out_tag: str = Field(default="no-proposals", description="Agents with this tag are left alone.")
+    session_proposer: Literal["agent", "openai"] = Field(
+        default="agent", description="agent: the agent's own model, through Letta; openai: PHIONYX_LETTA_PROPOSER_*."
+    )
+    session_blocks: str = Field(
+        default="user=human feedback=human",
+        description="Which block a category of facts goes to, as category=label, separated by spaces.",
+    )
+    reviewers: str | None = Field(
+        default=None,
+        description="TOML file of who may have patches of blocks applied; without it, the trusted keys may.",
+    )
+    session_read_only: bool = Field(default=False, description="Propose for blocks that are read-only too.")
+    propose_only: str = Field(
+        default="",
+        description="Whose memory tools queue patches instead of writing: ids of agents or blocks, labels, tag:NAME or *, "
+        "separated by spaces.",
+    )
+
     trusted_keys: str = Field(
         default="",
         description="Public keys of other hosts on this database, which guarded reads and checkpoints trust: files or 64 hex digits, "
         "separated by spaces.",
     )
 
-    @field_validator("on_error", "guard", "commitments", mode="before")
+    @field_validator("on_error", "guard", "commitments", "sessions", "session_end", "session_proposer", mode="before")
     @classmethod
     def _in_lower_case(cls, value: object) -> object:
         return value.strip().lower() if isinstance(value, str) else value
@@ -126,12 +188,36 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _cost_has_a_price(self) -> Settings:
+        if self.session_cost and not self.session_price:
+            raise ValueError("PHIONYX_LETTA_SESSION_COST needs PHIONYX_LETTA_SESSION_PRICE: tokens have no price yet")
+        return self
+
+    @field_validator("session_blocks")
+    @classmethod
+    def _categories_and_labels(cls, value: str) -> str:
+        if any(not all(pair.partition("=")[::2]) for pair in value.split()):
+            raise ValueError("give category=label, separated by spaces, for example user=human project=project")
+        return value
+
     @field_validator("log_origin")
     @classmethod
     def _of_a_note(cls, value: str | None) -> str | None:
         if value is not None and not is_name(value):
             raise ValueError("it names the key in signed notes, so it has no spaces and no plus sign")
         return value
+
+    def most_tokens(self) -> int | None:
+        """Most tokens for proposals per agent and day, by their number or by what they cost; None for no limit."""
+        limits = [self.session_tokens] if self.session_tokens else []
+        if self.session_cost:
+            limits.append(int(self.session_cost / self.session_price * 1_000_000))
+        return min(limits, default=None)
+
+    def cost(self, tokens: int) -> float | None:
+        """What so many tokens cost; None where no price is set."""
+        return round(tokens * self.session_price / 1_000_000, 6) if self.session_price else None
 
     def home_path(self) -> Path:
         """Folder of generated keys.
@@ -163,7 +249,8 @@ def load_settings() -> Settings:
         first = error.errors()[0]
         if not first["loc"]:  # two settings that do not fit together
             said = str(first["msg"]).removeprefix("Value error, ")
-            raise SettingsError(said, remedy="set both, or PHIONYX_LETTA_GUARD=report") from error
+            other = "PHIONYX_LETTA_GUARD=report" if "GUARD" in said else "neither"
+            raise SettingsError(said, remedy=f"set both, or {other}") from error
         name = "PHIONYX_LETTA_" + "_".join(str(part) for part in first["loc"]).upper()
         raise SettingsError(
             f"{name} has an unusable value: {first['msg']}", remedy=f"correct or unset {name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -78,11 +79,12 @@ def assert_nothing_left(folder: Path) -> None:
 
 
 def assert_tells_the_story(result: dict[str, Any]) -> None:
-    assert set(result) == {"agent_id", "envelopes", "kinds", "verify", "tamper", "seconds"}
+    more = {"patches", "applied_patch_envelope", "reverted"}
+    assert set(result) == {"agent_id", "envelopes", "kinds", "verify", "tamper", "seconds", *more}
     assert result["agent_id"].startswith("agent-")
     assert set(result["kinds"]) == {"append", "clear", "delete", "forget", "write"}
-    assert sum(result["kinds"].values()) == result["envelopes"] == 19
-    assert (result["verify"]["verdict"], result["verify"]["envelopes"]) == ("valid", 19)
+    assert sum(result["kinds"].values()) == result["envelopes"] == 21
+    assert (result["verify"]["verdict"], result["verify"]["envelopes"]) == ("valid", 21)
     assert result["verify"]["dimensions"]["checkpoint"] == "not_measured"
     tamper = result["tamper"]
     assert (tamper["verdict"], tamper["verdict_after_repair"]) == ("failed", "valid")
@@ -90,6 +92,23 @@ def assert_tells_the_story(result: dict[str, Any]) -> None:
     assert (named["trace_id"], named["position"]) == (result["agent_id"], tamper["position"])
     assert named["block_id"] == tamper["block_id"]
     assert named["expected"] != named["found"]
+    assert_tells_of_patches(result)
+
+
+def assert_tells_of_patches(result: dict[str, Any]) -> None:
+    """A fact of three sessions, one without the key that was in it, one that a tool planted; the first was applied and reverted."""
+    assert set(result["patches"]) == {"pending", "reverted"}
+    [reverted], pending = result["patches"]["reverted"], result["patches"]["pending"]
+    assert reverted["content"] == "- Takes the window seat."
+    assert reverted["untrusted"] is None
+    redacted, planted = sorted(pending, key=lambda one: one["untrusted"] is not None)
+    assert redacted["content"] == "- Books with the key [REDACTED_KEY]."
+    assert redacted["untrusted"] is None
+    assert "Grand Tours" in planted["content"]
+    assert "role tool" in planted["untrusted"]
+    assert "OnlyOfTheDemo" not in json.dumps(result), "the key is nowhere"
+    assert re.fullmatch(r"envelope://sha256:[0-9a-f]{64}", result["applied_patch_envelope"])
+    assert result["reverted"] is True
 
 
 def test_prints_one_object_and_leaves_nothing(folder: Path) -> None:
@@ -121,7 +140,7 @@ def test_shows_the_chain_the_verdict_and_the_edit_with_an_unwritable_home(folder
             exports = dict(line.split()[1].split("=", 1) for line in said if line.strip().startswith("export "))
             explored = {**env, **{name: value.strip("'") for name, value in exports.items()}}
             commands = [shlex.split(line)[1:] for line in said if line.strip().startswith("phionyx-letta ")]
-            assert len(commands) >= 7
+            assert len(commands) >= 10
             for command in commands:
                 done = subprocess.run(
                     [*_COMMAND[:-1], *command], env=explored, cwd=tmp_path, capture_output=True, text=True
@@ -133,6 +152,9 @@ def test_shows_the_chain_the_verdict_and_the_edit_with_an_unwritable_home(folder
     assert process.returncode == 0
     shown = output.read_text()
     for expected in ("+Likes black coffee.", "trip → journey", "VALID  19 envelopes", "FAILED", "content tampered"):
+        assert expected in shown
+    patches = ("untrusted: its evidence", "[REDACTED_KEY]", "Agent: Takes the window seat.", "VALID  21 envelopes")
+    for expected in patches:
         assert expected in shown
     assert_nothing_left(folder)
 

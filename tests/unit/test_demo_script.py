@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from phionyx_letta.demo.script import DONE, SUMMARY, Reply, ToolCall, plan
+from phionyx_letta.demo.script import DONE, SUMMARY, UNKNOWN, Reply, ToolCall, plan
 
 TEA = 'CALL core_memory_append {"label": "human", "content": "tea"}'
 JAM = 'CALL core_memory_append {"label": "human", "content": "jam"}'
@@ -38,6 +38,10 @@ class TestOneCallAStep:
     def test_then_it_speaks(self) -> None:
         assert ask(user(TEA), MADE) == Reply(text=DONE)
         assert ask(user(f"{TEA}\nSAY good night"), MADE) == Reply(text="good night")
+
+    def test_it_recalls_what_the_system_prompt_says_and_nothing_else(self) -> None:
+        assert ask(user("I am kind.\nRECALL kind")) == Reply(text="You are kind.")
+        assert ask(user("I take the window seat.\nRECALL seat")) == Reply(text=UNKNOWN)
 
     def test_parallel_lines_share_a_step(self) -> None:
         text = f"PAR{TEA}\nPAR{JAM}\n{TEA}"

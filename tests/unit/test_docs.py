@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from phionyx_letta.settings import Settings
+from phionyx_letta.memory.policy import Policy
+from phionyx_letta.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -35,6 +36,19 @@ def test_each_example_runs(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert ("valid = True" in done.stdout) == (name != "caught")
     assert ("valid = False" in done.stdout) == (name == "caught")
+
+
+def test_the_settings_and_the_policy_of_the_examples_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ROOT / "examples" / "sessions"
+    said = dict(line.split("=", 1) for line in (folder / "server.env").read_text().splitlines() if line[:1] == "P")
+    assert {name.removeprefix("PHIONYX_LETTA_").lower() for name in said} <= set(Settings.model_fields)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert load_settings().most_tokens() == 83_333
+    ada, grace = Policy.load(str(folder / "reviewers.toml")).reviewers
+    assert (ada.may_write("project-x"), ada.may_write("persona"), grace.may_write("persona")) == (True, False, True)
+    script = (folder / "review.sh").read_text()
+    assert subprocess.run(["sh", "-n"], input=script, text=True).returncode == 0
 
 
 def test_every_setting_is_documented() -> None:

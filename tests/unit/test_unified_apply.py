@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phionyx_letta._unified import apply_unified, unified_diff
+from phionyx_letta._unified import apply_unified, revert_unified, unified_diff
 
 _TEXT = st.text(st.sampled_from("ab\n\r@-+\\ é\u2028"), max_size=60) | st.lists(
     st.sampled_from(["one", "two", ""])
@@ -18,10 +18,17 @@ def test_gives_the_text_after(before: str, after: str) -> None:
     assert apply_unified(before, unified_diff(before, after)) == after
 
 
+@given(_TEXT, _TEXT)
+def test_gives_the_text_before(before: str, after: str) -> None:
+    assert revert_unified(after, unified_diff(before, after)) == before
+
+
 @given(_TEXT, _TEXT, _TEXT)
 def test_on_another_text_it_never_raises(before: str, after: str, other: str) -> None:
     assert isinstance(apply_unified(other, unified_diff(before, after)), str | None)
     assert isinstance(apply_unified(before, other), str | None)
+    assert isinstance(revert_unified(other, unified_diff(before, after)), str | None)
+    assert isinstance(revert_unified(after, other), str | None)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from phionyx_letta.cli.demo import demo
 from phionyx_letta.cli.doctor import doctor
+from phionyx_letta.cli.explain import explain
 from phionyx_letta.cli.export import export
 from phionyx_letta.cli.failures import FAILED, NOT_MEASURED, exit_code
 from phionyx_letta.cli.keys import keygen
@@ -23,6 +24,7 @@ from phionyx_letta.cli.reconcile import reconcile
 from phionyx_letta.cli.rotation import keys
 from phionyx_letta.cli.run import run
 from phionyx_letta.cli.seal import baseline, seal
+from phionyx_letta.cli.session import session
 from phionyx_letta.cli.show import show
 from phionyx_letta.cli.verify import verify
 from phionyx_letta.errors import PhionyxError
@@ -110,6 +112,7 @@ app.command(short_help="Check everything, and say what to do.")(doctor)
 app.command(short_help="Create a signing key.")(keygen)
 app.command(short_help="Show what was recorded, newest last.")(log)
 app.command(short_help="Show one change: who, when, why, what.")(show)
+app.command(short_help="Explain a block: where each of its lines comes from.")(explain)
 app.command(short_help="Check that nothing was tampered with.")(verify)
 app.command(short_help="Sign and chain what waits in the outbox.")(seal)
 app.command(short_help="Record blocks older than the plugin.")(baseline)
@@ -117,7 +120,8 @@ app.command(short_help="Find, adopt or undo what was done past the plugin.")(rec
 app.command(short_help="Write a receipt for something forgotten.")(receipt)
 app.command(short_help="Write chains to a file or a folder.")(export)
 app.add_typer(keys, name="keys", short_help="Replace the signing key, or revoke one.")
-app.add_typer(memory, name="memory", short_help="Memory files that change by reviewed patches.")
+app.add_typer(session, name="session", short_help="Sessions of agents, and what was proposed from them.")
+app.add_typer(memory, name="memory", short_help="Memory files and blocks that change by reviewed patches.")
 
 
 def main() -> None:

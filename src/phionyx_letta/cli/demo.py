@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from phionyx_letta.demo.remembering import Remembered
     from phionyx_letta.demo.story import Stage, Tampering
     from phionyx_letta.ledger.audit import AuditReport
 
@@ -40,7 +41,9 @@ def demo(
     """Watch it work: a real Letta server on an embedded PostgreSQL with a scripted model, and nothing left behind.
 
     An agent talks and uses its memory tools, an operator edits, clears and deletes a block. Then the chain is shown, verified with
-    the public key alone, and one stored envelope is edited to see the verifier name it. Needs the extras letta and pg, no network.
+    the public key alone, and one stored envelope is edited to see the verifier name it. Three sessions end, and what was said in all
+    of them waits for a person: one patch is applied, the agent knows it, and it is reverted. Needs the extras letta and pg, no
+    network.
     """
     from phionyx_letta.demo import story
 
@@ -57,6 +60,7 @@ def demo(
 
 def _play(progress: _Progress, began: float, *, keep: bool, as_json: bool) -> int:
     from phionyx_letta.demo import story
+    from phionyx_letta.demo.remembering import remember
 
     with story.Stage(progress) as stage, closing(stage.open_ledger()) as ledger:
         agent_id = story.act(stage, progress)
@@ -66,19 +70,23 @@ def _play(progress: _Progress, began: float, *, keep: bool, as_json: bool) -> in
         report = story.verify(stage, ledger)
         progress("Editing one envelope in the database")
         tampering = story.tamper(stage, ledger, agent_id)
+        remembered = remember(stage, ledger, agent_id, progress)
+        story.wait_until_sealed(ledger)
+        final = story.verify(stage, ledger)
         seconds = round(time.monotonic() - began, 1)
         source = SqlSource(ledger)
         entries = source.newest(Filters(), 1000)
         progress.end("")
         if as_json:
-            page(_result(agent_id, entries, story.kinds(ledger), report, tampering, seconds))
+            page(_result(agent_id, entries, story.kinds(ledger), final, tampering, remembered, seconds))
         else:
-            _show(stdout(), entries, report, tampering, seconds)
+            _show(stdout(), entries[: report.envelopes], report, tampering)
+            _show_patches(stdout(), remembered, entries[report.envelopes :], final, seconds)
         if keep:
             _keep(stage, agent_id, progress)
         progress("Cleaning up")
     progress.end("")
-    return OK if report.verdict == tampering.verdict_after_repair == "valid" else FAILED
+    return OK if report.verdict == tampering.verdict_after_repair == final.verdict == "valid" else FAILED
 
 
 def _result(
@@ -87,6 +95,7 @@ def _result(
     kinds: dict[str, int],
     report: AuditReport,
     tampering: Tampering,
+    remembered: Remembered,
     seconds: float,
 ) -> dict[str, Any]:
     from phionyx_letta.cli.verify import summary
@@ -97,11 +106,14 @@ def _result(
         "kinds": kinds,
         "verify": summary(report),
         "tamper": tampering.to_dict(),
+        "patches": remembered.by_status(),
+        "applied_patch_envelope": remembered.envelope,
+        "reverted": remembered.reverted,
         "seconds": seconds,
     }
 
 
-def _show(console: Console, entries: list[Entry], report: AuditReport, tampering: Tampering, seconds: float) -> None:
+def _show(console: Console, entries: list[Entry], report: AuditReport, tampering: Tampering) -> None:
     from phionyx_letta.cli.verify import show_findings, show_report, show_verdict
 
     command = "\n$ phionyx-letta verify --key signing.key.pub"
@@ -113,7 +125,32 @@ def _show(console: Console, entries: list[Entry], report: AuditReport, tampering
     console.print(command.strip(), style="bold")
     show_verdict(console, tampering.report)
     show_findings(console, tampering.report)
-    console.print(f"\nPut back, the ledger is {tampering.verdict_after_repair} again. {seconds:.0f} seconds in all.")
+    console.print(f"\nPut back, the ledger is {tampering.verdict_after_repair} again.")
+
+
+def _show_patches(
+    console: Console, remembered: Remembered, entries: list[Entry], report: AuditReport, seconds: float
+) -> None:
+    """What waited for a person, and what became of the one that was applied."""
+    from phionyx_letta.cli.verify import show_verdict
+    from phionyx_letta.demo.remembering import QUESTION, REVIEWER
+
+    console.print("\nThree sessions ended. What was said in each of them waits for a person:")
+    console.print("\n$ phionyx-letta memory review", style="bold")
+    for one in remembered.pending:
+        console.print(f"{safe(one['patch_id'])}  {safe(one['content'])}", soft_wrap=True)
+        console.print(f"    {safe(one['rationale'])}", style="dim", soft_wrap=True)
+        if one["untrusted"]:
+            console.print(f"    untrusted: {safe(one['untrusted'])}", style="bold red", soft_wrap=True)
+    [patch] = [one["patch_id"] for one in remembered.patches if one["status"] == "reverted"]
+    for act, answer, entry in zip(("apply", "revert"), (remembered.knew, remembered.knows), entries, strict=False):
+        console.print(f"\n$ phionyx-letta memory {act} {safe(patch)} --by {REVIEWER}", style="bold")
+        console.print(_change(entry))
+        console.print(f"envelope {short(entry.hash)}, which names the patch, the reviewer and the session", style="dim")
+        console.print(f"Ada: {QUESTION}\nAgent: {safe(answer)}")
+    console.print("\n$ phionyx-letta verify --key signing.key.pub", style="bold")
+    show_verdict(console, report)
+    console.print(f"\n{seconds:.0f} seconds in all.")
 
 
 def _table(entries: list[Entry], agent_id: str, width: int) -> Table:
@@ -188,8 +225,13 @@ def _keep(stage: Stage, agent_id: str, progress: _Progress) -> None:
         f"  export PHIONYX_LETTA_LEDGER={url}\n"
         f"  export PHIONYX_LETTA_VERIFY_KEY={key}\n"
         f"  export PHIONYX_LETTA_SIGNING_KEY={private_key}\n"
+        f"  export PHIONYX_LETTA_MEMORY_STORE={url}\n"
+        f"  export PHIONYX_LETTA_SERVER_URL={stage.letta.base_url}\n"
         f"  phionyx-letta log\n"
         f"  phionyx-letta show {agent_id} 3\n"
+        f"  phionyx-letta explain {agent_id}/human\n"
+        f"  phionyx-letta memory review\n"
+        f"  phionyx-letta session list\n"
         f"  phionyx-letta verify\n"
         f"  phionyx-letta verify --checkpoint {shlex.quote(str(stage.checkpoints))}\n"
         f"  phionyx-letta doctor\n"

@@ -112,6 +112,7 @@ def examine_database(ledger: SqlLedger, key_id: str | None) -> tuple[list[Findin
 
     from phionyx_letta.cli.examine_blocks import examine_blocks
     from phionyx_letta.cli.examine_log import examine_log
+    from phionyx_letta.cli.examine_sessions import examine_sessions
     from phionyx_letta.cli.examine_workers import examine_workers
     from phionyx_letta.cli.ledgers import shown_url
     from phionyx_letta.ledger import tables
@@ -138,6 +139,8 @@ def examine_database(ledger: SqlLedger, key_id: str | None) -> tuple[list[Findin
         findings += more
         if ledger.engine.dialect.name == "postgresql" and "block" in names:
             more, details["blocks"] = examine_blocks(connection)
+            findings += more
+            more, details["sessions"] = examine_sessions(connection, details["workers"])
             findings += more
     return findings, details
 

@@ -66,12 +66,16 @@ def log(
         last = source.last_seq() if isinstance(source, SqlSource) else -1
         entries = source.newest(filters, limit)
         found = source.findings(filters, limit) if isinstance(source, SqlSource) else []
+        queue = source.sessions() if isinstance(source, SqlSource) else None
         result = {"entries": [summary(entry) for entry in entries], "count": len(entries), "findings": found}
+        if queue is not None:
+            result["sessions"] = queue
         lines = _Lines()
 
         def show(console: Console) -> None:
             lines.show(console, entries, empty=not follow)
             _show_findings(console, found)
+            _show_queue(console, queue)
 
         answer(result, as_json=as_json, show=show)
         if follow and isinstance(source, SqlSource):
@@ -86,6 +90,16 @@ def _show_findings(console: Console, found: Sequence[dict[str, Any]]) -> None:
     for one in found:
         done = "refused" if one.get("refused") else "served"
         console.print(safe(f"{str(one.get('at'))[:19]} {done}: {one.get('what')}"), soft_wrap=True)
+
+
+def _show_queue(console: Console, queue: dict[str, Any] | None) -> None:
+    """How the queue of sessions stands, where there is one with anything in it."""
+    if queue is None or not queue["states"]:
+        return
+    counted = ", ".join(f"{number} {state}" for state, number in sorted(queue["states"].items()))
+    console.print(f"\nsessions: {counted}; {queue['tokens_today']} tokens today", style="dim", soft_wrap=True)
+    for one in queue["parked"]:
+        console.print(safe(f"parked {one['session_id']}: {one['detail']}"), style="bold red", soft_wrap=True)
 
 
 def summary(entry: Entry) -> dict[str, Any]:

@@ -25,14 +25,21 @@ if TYPE_CHECKING:
 __all__ = ["memory", "run_memory"]
 
 memory = typer.Typer(
-    help="Memory files that change by reviewed patches.\n\nPatches are proposed from sessions, reviewed, applied and reverted; "
-    "nothing else writes to a memory file.",
+    help="Memory files and blocks that change by reviewed patches.\n\n"
+    "Patches are proposed from sessions, reviewed, applied and reverted; "
+    "nothing else here writes to a memory file or a block.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 StorePath = Annotated[
-    str, typer.Option("--store-path", metavar="PATH", help="Patch store: a JSONL file, or a database URL.")
+    str | None,
+    typer.Option(
+        "--store-path",
+        metavar="PATH",
+        help="Patch store: a JSONL file, or a database URL (for patches of blocks, Letta's own). "
+        f"Default: PHIONYX_LETTA_MEMORY_STORE, else {STORE}.",
+    ),
 ]
 Paths = Annotated[
     list[str] | None,
@@ -98,7 +105,7 @@ def propose(
             help="Where facts are counted. Default: .synapsekit_memory_occurrences.json, or the store's database.",
         ),
     ] = None,
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """Ask a model which facts of a finished session are worth remembering, and store them as pending patches.
@@ -146,7 +153,7 @@ def review(
     ] = False,
     paths: Paths = None,
     by: By = None,
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """List the pending patches; with --patch-id show one: its diff, why, on what evidence, and whether it can be trusted.
@@ -179,7 +186,7 @@ def approve(
     reason: Reason = "",
     by: By = None,
     paths: Paths = None,
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """Approve a pending patch; `memory apply` then writes it."""
@@ -194,7 +201,7 @@ def reject(
     reason: Reason = "",
     by: By = None,
     paths: Paths = None,
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """Reject a patch: its fact is not proposed again unless it changes."""
@@ -210,7 +217,7 @@ def apply(
     by: By = None,
     paths: Paths = None,
     ledger: Evidence = None,
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """Write a pending or approved patch to its file, and record it in the ledger.
@@ -226,7 +233,7 @@ def apply(
 
 @memory.command(short_help="Offer a diverged patch for what the file holds now.")
 def rebase(
-    patch_id: PatchId, by: By = None, paths: Paths = None, store_path: StorePath = STORE, as_json: Json = False
+    patch_id: PatchId, by: By = None, paths: Paths = None, store_path: StorePath = None, as_json: Json = False
 ) -> int:
     """Merge a patch with what its file holds now, and store the result as a new pending patch. Nothing is written to the file."""
     living = open_memory(store_path, paths)
@@ -242,7 +249,7 @@ def revert(
     by: By = None,
     paths: Paths = None,
     ledger: Evidence = None,
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """Take an applied patch out of its file and record it in the ledger. What was changed later stays, or nothing is done."""
@@ -261,7 +268,7 @@ def log(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest.")] = 20,
     output_format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table or json.")] = "table",
-    store_path: StorePath = STORE,
+    store_path: StorePath = None,
     as_json: Json = False,
 ) -> int:
     """Show the patches of a store, newest last, each in its present status; one that does not verify is marked.

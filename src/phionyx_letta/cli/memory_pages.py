@@ -149,6 +149,8 @@ def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Target:", _TARGETS.get(described["target"], f"NOT usable: {described['target']}")
     if described["file_seen"]:
         yield "Seen:", f"the model was shown the {described['file_seen']} of the file"
+    for note in described["target_notes"]:
+        yield "", note
     yield "Status:", described["status"]
     yield "Category:", described["category"] + (f", section {described['section']}" if described["section"] else "")
     yield "Created:", f"{described['created_at']} by {described['author']}, session {described['session_id'] or '?'}"
@@ -156,6 +158,7 @@ def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         because = f": {step.get('reason')}" if step.get("reason") else ""
         name = "Reverting" if step.get("from") == step.get("to") == "applied" else str(step.get("to", "?")).capitalize()
         yield f"{name}:", f"{step.get('at')} by {step.get('by')}{because}"
+    yield from _origin(described)
     yield "Signature:", _signature(described)
     if described["untrusted"]:
         yield "Trust:", f"untrusted: {described['untrusted']}"
@@ -166,6 +169,21 @@ def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     stats = described["stats"]
     yield "Changes:", f"+{stats['added']} −{stats['removed']} lines"
     yield "Rationale:", described["rationale"]
+
+
+def _origin(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Where a patch comes from, what became of it in the ledger, and whether it fits."""
+    given = described["proposed_from"]
+    if given:
+        parts = (("agent", "agent_id"), ("conversation", "conversation_id"), ("model", "model"))
+        yield "From:", ", ".join(f"{name} {given[key]}" for name, key in parts if given.get(key))
+    if described["envelope"]:
+        yield "Envelope:", described["envelope"]
+    over = described["over_limit"]
+    if over:
+        trim = over.get("trim") or []
+        how = f"; to make room, these could go: {' / '.join(map(str, trim))}" if trim else ""
+        yield "Limit:", f"NOT within it: {over.get('length')} of {over.get('limit')} characters{how}"
 
 
 def _signature(described: Mapping[str, Any]) -> str:

@@ -15,17 +15,33 @@ from phionyx_letta.errors import PatchNotFound
 if TYPE_CHECKING:
     from phionyx_letta.ledger.store import EnvelopeStore
     from phionyx_letta.memory import LivingMemory
+    from phionyx_letta.memory.block_rest import RestBlocks
+    from phionyx_letta.memory.stored import Patches
+    from phionyx_letta.settings import Settings
     from phionyx_letta.signing import Signer, Verifier
 
-__all__ = ["STORE", "find_patch", "open_memory", "read_session"]
+__all__ = ["STORE", "find_patch", "open_memory", "read_session", "store_path_of"]
 
 STORE = ".synapsekit_memory_patches.jsonl"
 """The seed's default."""
+
+
+def store_path_of(given: str | None) -> str:
+    """Where patches are: the option, else PHIONYX_LETTA_MEMORY_STORE, else the seed's default.
+
+    Raises:
+        SettingsError: a setting cannot be used.
+    """
+    from phionyx_letta.settings import load_settings
+
+    return given or load_settings().memory_store or STORE
+
+
 _MOST_BYTES = 64 * 2**20
 
 
 def open_memory(
-    store_path: str,
+    store_path: str | None,
     paths: Sequence[str] | None,
     *,
     ledger: str | None = None,
@@ -37,7 +53,7 @@ def open_memory(
     """Open a `LivingMemory` as the options and settings say.
 
     Args:
-        store_path: the patch store.
+        store_path: the patch store; None for the setting's.
         paths: of `--path`.
         ledger: of `--ledger`.
         records: whether the command writes, and so leaves envelopes.
@@ -50,10 +66,13 @@ def open_memory(
         SettingsError, SigningKeyError: a setting cannot be used.
     """
     from phionyx_letta.memory import LivingMemory
-    from phionyx_letta.memory.opening import OCCURRENCE_PATH
+    from phionyx_letta.memory.block_rest import FilesAndBlocks
+    from phionyx_letta.memory.managed import ManagedFiles
+    from phionyx_letta.memory.opening import OCCURRENCE_PATH, open_store
     from phionyx_letta.settings import load_settings
 
     settings = load_settings()
+    store_path = store_path_of(store_path)
     managed = list(paths or ()) or [one for one in (settings.memory_paths or "").split(os.pathsep) if one.strip()]
     if proposing and not managed:
         raise CommandError(
@@ -61,14 +80,30 @@ def open_memory(
             "give --path, or set PHIONYX_LETTA_MEMORY_PATHS",
         )
     signer, verifier = _keys(settings.memory_secret)
+    store = open_store(store_path)
+    files = ManagedFiles(managed or [_beside(store_path)])
     return LivingMemory(
-        managed or [_beside(store_path)],
-        store_path=store_path,
+        [],
+        store=store,
+        targets=FilesAndBlocks(files, _blocks(settings, signer, store)),
         occurrence_path=occurrence_path or OCCURRENCE_PATH,
         signer=signer,
         verifier=verifier,
         envelopes=_envelopes(ledger or settings.ledger) if records else None,
         **options,
+    )
+
+
+def _blocks(settings: Settings, signer: Signer, store: Patches) -> RestBlocks:
+    """The blocks of the Letta server that is configured."""
+    from phionyx_letta.memory.block_rest import RestBlocks
+
+    return RestBlocks(
+        settings.server_url,
+        signer,
+        token=settings.server_token.get_secret_value() if settings.server_token else None,
+        ledger=getattr(store, "ledger", None),
+        read_only=settings.session_read_only,
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["diff_text", "one_entry", "show"]
+__all__ = ["diff_text", "one_entry", "parent_of", "patch_of", "reviewed", "show", "why_of"]
 
 _DIGEST = re.compile(r"(?:envelope://)?(?:sha256:)?([0-9a-f]{4,64})")
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan", "\\": "dim"}
@@ -30,14 +30,29 @@ def show(
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> int:
-    """Show one envelope: who changed what, when and why, with its diff where it was kept.
+    """Show one envelope: who changed what, when and why, with its diff where it was kept, and the changes it caused.
 
-    The signature is shown, not checked: `verify` does that.
+    The hash of an upstream envelope, which is in no ledger of ours, shows the changes that name it as their cause. The signature is
+    shown, not checked: `verify` does that.
     """
     with open_source(ledger) as source:
-        entry = one_entry(source, ref, position)
-    result = {"trace_id": entry.trace_id, "position": entry.position, "seq": entry.seq, "envelope": entry.envelope}
-    answer(result, as_json=as_json, show=lambda console: _page(console, entry))
+        digest = _DIGEST.fullmatch(ref.strip().lower()) if position is None else None
+        caused = source.caused_by(digest[1]) if digest is not None else []
+        known = not caused or bool(digest and source.find(digest[1]))
+        entry = one_entry(source, ref, position) if known else None
+        if entry is not None and not caused:
+            caused = source.caused_by(entry.hash.removeprefix("sha256:"))
+    if entry is None:
+        shown: dict[str, Any] = {"trace_id": None, "position": None, "seq": None, "envelope": None}
+    else:
+        shown = {
+            "trace_id": entry.trace_id,
+            "position": entry.position,
+            "seq": entry.seq,
+            "envelope": entry.envelope,
+        }
+    shown["caused"] = [_in_short(one) for one in caused]
+    answer(shown, as_json=as_json, show=lambda console: _pages(console, entry, ref, shown["caused"]))
     return 0
 
 
@@ -76,6 +91,33 @@ def one_entry(source: Source, ref: str, position: int | None) -> Entry:
         more = " and perhaps more" if len(found) == MOST_CANDIDATES else ""
         raise CommandError(f"{len(found)} envelopes{more} begin with {digest[1]}: {listed}", "give more digits")
     return found[0]
+
+
+def _in_short(entry: Entry) -> dict[str, Any]:
+    mutation, subject = entry.part("mutation"), entry.part("subject")
+    return {
+        "hash": entry.hash,
+        "trace_id": entry.trace_id,
+        "position": entry.position,
+        "at": subject.get("timestamp_utc"),
+        "kind": mutation.get("mutation_kind"),
+        "block_id": mutation.get("block_id"),
+        "block_label": mutation.get("block_label"),
+        "parent": parent_of(subject),
+    }
+
+
+def _pages(console: Console, entry: Entry | None, ref: str, caused: list[dict[str, Any]]) -> None:
+    if entry is not None:
+        _page(console, entry)
+    else:
+        console.print(safe(f"{ref} is not in this ledger"), soft_wrap=True)
+    if caused:
+        console.print(f"\nit caused {len(caused)} change{'s' if len(caused) > 1 else ''}:", style="bold")
+    for one in caused:
+        at = str(one["at"])[:19].replace("T", " ")
+        said = f"{short(one['hash'])}  {at}  {one['kind']}  {one['block_label']}  {one['trace_id']} {one['position']}"
+        console.print(safe(said), soft_wrap=True)
 
 
 def _page(console: Console, entry: Entry) -> None:
@@ -123,14 +165,16 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     facts = [
         ("when", f"{subject.get('timestamp_utc', '?')} UTC".replace("+00:00 UTC", " UTC")),
         ("who", _joined(subject.get("producer"), letta.get("agent_type"), _named("actor", letta.get("actor_id")))),
-        ("why", _why(letta)),
+        ("why", why_of(letta)),
         ("what", _joined(letta.get("event"), mutation.get("block_id"), _changes(letta))),
         ("content", _counts(diff)),
         ("before", str(diff.get("before_hash", "?"))),
         ("after", str(diff.get("after_hash", "?"))),
         ("turn", str(subject.get("turn_index", "?"))),
         ("forgotten for", str(mutation.get("forgetting_reason") or "")),
-        ("caused by", _parent(subject)),
+        ("caused by", parent_of(subject)),
+        ("patch", patch_of(subject)),
+        ("evidence", _messages(subject)),
         ("consolidates", _consolidation(entry.envelope.get("memory_consolidation_audit"))),
         ("previous", str(integrity.get("previous", "?"))),
         ("hash", str(integrity.get("current", "?"))),
@@ -139,7 +183,8 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _why(letta: dict[str, Any]) -> str:
+def why_of(letta: dict[str, Any]) -> str:
+    """Through what the change came: the tool and its call, run, step and conversation, or the request."""
     request = letta.get("request")
     asked = f"{request.get('method', '')} {request.get('path', '')}" if isinstance(request, dict) else None
     return _joined(
@@ -174,10 +219,36 @@ def _counts(diff: dict[str, Any]) -> str:
     )
 
 
-def _parent(subject: dict[str, Any]) -> str:
+def parent_of(subject: dict[str, Any]) -> str:
+    """The upstream envelope that is named as the cause, or nothing."""
     metadata = subject.get("metadata")
     audit = metadata.get("memory_audit") if isinstance(metadata, dict) else None
     return str(audit.get("parent_envelope_ref") or "") if isinstance(audit, dict) else ""
+
+
+def reviewed(subject: dict[str, Any]) -> dict[str, Any]:
+    """What the envelope says of the patch behind the change; nothing where there is none."""
+    metadata = subject.get("metadata")
+    said = metadata.get("living_memory") if isinstance(metadata, dict) else None
+    return said if isinstance(said, dict) else {}
+
+
+def patch_of(subject: dict[str, Any]) -> str:
+    """The patch behind the change: who decided, which session it comes from, whose proposal it was."""
+    said = reviewed(subject)
+    return _joined(
+        f"{said.get('event', '?')} {said['patch_id']}" if said.get("patch_id") else None,
+        _named("reviewer", said.get("reviewer")),
+        _named("session", said.get("session")),
+        _named("proposed by", said.get("proposer_model")),
+        "marked untrusted" if said.get("untrusted") else None,
+    )
+
+
+def _messages(subject: dict[str, Any]) -> str:
+    said = reviewed(subject)
+    lists = (said.get(name) for name in ("evidence_messages", "runs"))
+    return _joined(*(one for found in lists if isinstance(found, list) for one in found))
 
 
 def _consolidation(audit: object) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "Filters", "Source", "SqlSource", "StoreSource", "open_source"]
 
 MOST_CANDIDATES = 10
+_MOST_CAUSED = 1000
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,14 @@ class Source(Protocol):
         """The envelopes whose hash starts with these hex digits, ten at most."""
         ...
 
+    def of_block(self, block_id: str) -> list[Entry]:
+        """All of a block's, oldest first."""
+        ...
+
+    def caused_by(self, digest: str) -> list[Entry]:
+        """The envelopes that name one whose hash starts with these hex digits as their cause; a thousand at most."""
+        ...
+
     def at(self, trace_id: str, position: int) -> Entry | None:
         """The envelope at a place."""
         ...
@@ -150,6 +159,19 @@ class SqlSource:
         with self.ledger.engine.connect() as connection:
             return [_told(info) for info in connection.execute(query).scalars()][::-1]
 
+    def sessions(self) -> dict[str, Any] | None:
+        """How the queue of sessions stands; None where there is none."""
+        from sqlalchemy import inspect
+
+        from phionyx_letta.ledger import tables
+        from phionyx_letta.plugin.session_views import counts
+
+        engine = self.ledger.engine
+        if engine.dialect.name != "postgresql" or not inspect(engine).has_table(tables.session.name):
+            return None
+        with engine.connect() as connection:
+            return counts(connection)
+
     def last_seq(self) -> int:
         """Where the ledger ends; -1 for an empty one."""
         rows = self.ledger.select(limit=1, newest=True)
@@ -169,9 +191,24 @@ class SqlSource:
             rows = self.ledger.select(**window, **equals, block_label=filters.block)
         return [_entry(row) for row in rows]
 
+    def of_block(self, block_id: str) -> list[Entry]:
+        """All of a block's, in sealing order."""
+        return [_entry(row) for row in self.ledger.select(block_id=block_id)]
+
     def find(self, digest: str) -> list[Entry]:
         """The envelopes whose hash starts with these hex digits, ten at most."""
         return [_entry(row) for row in self.ledger.find(digest)]
+
+    def caused_by(self, digest: str) -> list[Entry]:
+        """The envelopes that name one whose hash starts with these hex digits as their cause, in sealing order; reads all."""
+        from phionyx_letta.ledger import tables
+
+        body = tables.envelope.c.body
+        named = body.contains(f'"parent_envelope_ref":"envelope://sha256:{digest}', autoescape=True)
+        query = tables.envelope.select().where(named).order_by(tables.envelope.c.seq).limit(_MOST_CAUSED)
+        with self.ledger.engine.connect() as connection:
+            found = [_entry(row) for row in connection.execute(query)]
+        return [entry for entry in found if _names_cause(entry, digest)]
 
     def at(self, trace_id: str, position: int) -> Entry | None:
         """The envelope at a place."""
@@ -216,10 +253,20 @@ class StoreSource:
         wanted = (entry for entry in self._entries() if filters.accept(entry))
         return heapq.nlargest(limit, wanted, key=_when)[::-1]
 
+    def of_block(self, block_id: str) -> list[Entry]:
+        """All of a block's, in the order of their own time; reads the whole store."""
+        ours = (entry for entry in self._entries() if entry.part("mutation").get("block_id") == block_id)
+        return sorted(ours, key=_when)
+
     def find(self, digest: str) -> list[Entry]:
         """The envelopes whose hash starts with these hex digits, ten at most; reads the whole store."""
         found = (entry for entry in self._entries() if entry.hash.removeprefix("sha256:").startswith(digest))
         return [entry for entry, _ in zip(found, range(MOST_CANDIDATES), strict=False)]
+
+    def caused_by(self, digest: str) -> list[Entry]:
+        """The envelopes that name one whose hash starts with these hex digits as their cause; reads the whole store."""
+        found = (entry for entry in self._entries() if _names_cause(entry, digest))
+        return [entry for entry, _ in zip(found, range(_MOST_CAUSED), strict=False)]
 
     def at(self, trace_id: str, position: int) -> Entry | None:
         """The envelope at a place."""
@@ -274,6 +321,14 @@ def existing_chain(source: Source, trace_id: str) -> None:
         raise CommandError(
             f"there is no chain {trace_id!r} in this ledger", "`phionyx-letta log` shows what there is", FAILED
         )
+
+
+def _names_cause(entry: Entry, digest: str) -> bool:
+    """Whether the envelope itself says so, not a text in it."""
+    metadata = entry.part("subject").get("metadata")
+    audit = metadata.get("memory_audit") if isinstance(metadata, dict) else None
+    named = audit.get("parent_envelope_ref") if isinstance(audit, dict) else None
+    return isinstance(named, str) and named.startswith(f"envelope://sha256:{digest}")
 
 
 def _when(entry: Entry) -> tuple[str, int]:

@@ -6,11 +6,17 @@ A message may hold, each on a line of its own::
     PARCALL core_memory_append {"label": "human", "content": "p1"}
     SLEEP_CALL memory_rethink {"label": "human", "new_memory": "rewritten"}
     SAY any text
+    RECALL seat
 
 ``CALL`` is one tool call and takes one step of the agent; consecutive ``PARCALL`` lines are made together in one
-step; ``SAY`` is the text of the last answer, otherwise it is :data:`DONE`. The newest user message with such lines
+step; ``SAY`` is the text of the last answer, otherwise it is :data:`DONE`. ``RECALL`` answers with the line of the system
+prompt, and so of the agent's memory, that has this word, or :data:`UNKNOWN`. The newest user message with such lines
 counts, and how far it has come is read off the conversation itself: the endpoint keeps no state, so agents, workers
 and retries do not disturb each other.
+
+A proposer of Living Memory, which is shown a session as data, proposes what its messages name with lines of this form::
+
+    REMEMBER {"fact_key": "editor", "content": "- Uses vim.", "evidence": ["I use vim"]}
 
 A sleeptime agent reads what the foreground agent was told as a transcript inside one message. It makes the
 ``SLEEP_CALL`` lines and no other, and every other agent ignores those. A request to summarise a conversation is
@@ -26,13 +32,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DONE = "ok, done"
+UNKNOWN = "I do not know."
 SUMMARY = "Summary: the conversation so far, in one line."
 
-_LINE = re.compile(r"\s*(?:\w+: )?(?P<verb>CALL|PARCALL|SLEEP_CALL|SAY) (?P<rest>.*\S)\s*")
+_LINE = re.compile(r"\s*(?:\w+: )?(?P<verb>CALL|PARCALL|SLEEP_CALL|SAY|RECALL) (?P<rest>.*\S)\s*")
 _CALL = re.compile(r"(?P<tool>[\w.-]+) (?P<arguments>\{.*\})")
+PROPOSER = "You maintain the long-term memory of an assistant."
+_REMEMBER = re.compile(r"^\s*REMEMBER (\{.*\})\s*$", re.MULTILINE)
 _SLEEPTIME = re.compile(r"Letta-Sleeptime|You are a sleeptime agent")
 _SUMMARISE = re.compile(r"Only output the summary|Generate the summary\.|being evicted from the BEGINNING")
-_FOREGROUND, _BACKGROUND = {"CALL", "PARCALL", "SAY"}, {"SLEEP_CALL"}
+_FOREGROUND, _BACKGROUND = {"CALL", "PARCALL", "SAY", "RECALL"}, {"SLEEP_CALL"}
 # tools that end a turn, in order of preference when an answer without a tool is not allowed
 _CLOSING_TOOLS = ("send_message", "memory_finish_edits", "finish_rethinking_memory")
 
@@ -57,6 +66,7 @@ class Reply:
 class _Script:
     steps: list[list[ToolCall]] = field(default_factory=list)
     text: str = DONE
+    recall: str | None = None
     found: bool = False
 
 
@@ -68,14 +78,35 @@ def plan(request: dict[str, Any]) -> Reply:
     """
     messages: list[dict[str, Any]] = request.get("messages") or []
     tools = [tool["function"]["name"] for tool in request.get("tools") or [] if "function" in tool]
+    if messages and text_of(messages[-1]).startswith(PROPOSER):
+        return Reply(text=_proposals(text_of(messages[-1])))
     if _asks_for_summary(messages):
         return Reply(text=SUMMARY)
     script, done = _current(messages, _BACKGROUND if _is_sleeptime(messages) else _FOREGROUND)
     if tools and done < len(script.steps):
         return Reply(calls=tuple(_complete(call, request) for call in script.steps[done]))
-    return _closing(
-        script.text, tools, forced=request.get("tool_choice") not in (None, "auto", "none"), request=request
-    )
+    text = script.text if script.recall is None else _recalled(script.recall, messages)
+    return _closing(text, tools, forced=request.get("tool_choice") not in (None, "auto", "none"), request=request)
+
+
+def _proposals(prompt: str) -> str:
+    """The answer of a proposer: one proposal for each REMEMBER line of the session, once."""
+    found: dict[str, None] = {}
+    for line in prompt.splitlines():
+        try:
+            shown = json.loads(line.rstrip(","))
+        except ValueError:
+            continue
+        if isinstance(shown, dict) and isinstance(shown.get("text"), str) and "role" in shown:
+            found.update(dict.fromkeys(_REMEMBER.findall(shown["text"])))
+    return json.dumps({"proposals": [json.loads(one) for one in found]})
+
+
+def _recalled(word: str, messages: Sequence[dict[str, Any]]) -> str:
+    """The last line with this word that the agent knows without being told."""
+    known = "\n".join(text_of(one) for one in messages if one.get("role") in ("system", "developer"))
+    lines = [line.strip(" -") for line in known.splitlines() if re.search(rf"\b{re.escape(word)}\b", line)]
+    return lines[-1] if lines else UNKNOWN
 
 
 def text_of(message: dict[str, Any]) -> str:
@@ -106,6 +137,9 @@ def _parse(lines: Iterable[str], verbs: set[str]) -> _Script:
         script.found = True
         if match["verb"] == "SAY":
             script.text = match["rest"]
+            continue
+        if match["verb"] == "RECALL":
+            script.recall = match["rest"]
             continue
         call = _parse_call(match["rest"])
         if match["verb"] == "PARCALL" and parallel:

@@ -143,6 +143,8 @@ class Stage:
                     "PHIONYX_LETTA_INCLUDE_DIFF_TEXT": "1",
                     "PHIONYX_LETTA_ON_ERROR": "closed",
                     "PHIONYX_LETTA_SINKS": f"folder:{self.checkpoints}",
+                    "PHIONYX_LETTA_SESSIONS": "on",
+                    "PHIONYX_LETTA_SESSION_END": "hand",
                 },
                 progress=lambda stage, seconds: self._progress(f"Starting the Letta server, {seconds:.0f} s"),
             )

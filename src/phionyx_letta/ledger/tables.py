@@ -205,6 +205,43 @@ occurrence = Table(
     Column("body", Text, nullable=False, comment="JSON: sessions, evidence, what the fact says, its newest patch"),
 )
 
+run_end = Table(
+    "phionyx_run",
+    metadata,
+    Column("run_id", String, primary_key=True, comment="of a run of Letta's that ended; how it ended is read there"),
+    Column("ended_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
+    Column("session_id", String, comment="the session it was put into; '' for none; null while it is open"),
+    Index(
+        "phionyx_run_open",
+        "ended_at",
+        postgresql_where=text("session_id is null"),
+        sqlite_where=text("session_id is null"),
+    ),
+    Index("phionyx_run_session", "session_id"),
+)
+
+session = Table(
+    "phionyx_session",
+    metadata,
+    Column("session_id", String, primary_key=True),
+    Column("agent_id", String, nullable=False),
+    Column("conversation_id", String),
+    Column("ended_by", String, nullable=False, comment="idle, run or hand"),
+    Column("ended_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
+    Column("state", String, nullable=False, comment="waiting, done, skipped or parked"),
+    Column("due_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("claimed_by", String, comment="the worker's process that is at it"),
+    Column("claimed_until", DateTime(timezone=True), comment="then somebody else may take it"),
+    Column("finished_at", DateTime(timezone=True)),
+    Column("model", String, comment="that was asked"),
+    Column("tokens", BigInteger, nullable=False, server_default=text("0")),
+    Column("patches", Integer, nullable=False, server_default=text("0")),
+    Column("detail", Text, comment="why it was skipped, postponed or parked, or the last error; no content"),
+    Index("phionyx_session_due", "state", "due_at"),
+    Index("phionyx_session_agent", "agent_id", "finished_at"),
+)
+
 
 def ledger_url(url: str) -> URL:
     """The SQLAlchemy URL of a ledger, from any spelling Letta or an operator may use.

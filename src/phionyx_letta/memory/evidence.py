@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from phionyx_letta.memory.pii import PLACEHOLDERS, MemoryPIIFilter
-from phionyx_letta.memory.transcript import UNKNOWN, Message
+from phionyx_letta.memory.transcript import UNKNOWN, Message, is_machine_id
 
 #: Fewest letters and digits of a quote; shorter ones ("ok") are found everywhere and show nothing.
 FEWEST_CHARS = 4
@@ -75,7 +75,9 @@ class Witness:
             words = said.quote(wanted)
             if words is not None:
                 identity = said.message.message_id
-                clean = None if identity is None else self._pii.filter_content(identity).filtered_content
+                clean = identity
+                if identity is not None and not is_machine_id(identity):
+                    clean = self._pii.filter_content(identity).filtered_content
                 return Evidence(words, said.message.index, said.message.role, clean)
         return None
 

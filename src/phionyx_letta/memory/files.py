@@ -14,8 +14,9 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from phionyx_letta.diff import content_hash
 from phionyx_letta.errors import DiffConflictError, TargetRefused
@@ -42,6 +43,20 @@ class FileTarget:
         self.real = real
 
     @property
+    def limit(self) -> int | None:
+        """A file has none."""
+        return None
+
+    @property
+    def records_itself(self) -> bool:
+        """A file does not."""
+        return False
+
+    def notes(self) -> list[str]:
+        """Nothing beside its text."""
+        return []
+
+    @property
     def identity(self) -> str:
         """`file:` and the real path."""
         return f"file:{self.real}"
@@ -65,14 +80,15 @@ class FileTarget:
                 return None
         return None if found is None else found[0]
 
-    def write(self, expected: str | None, text: str) -> None:
-        """Replace `expected` by `text`; None stands for no file. Missing folders are made.
+    def write(self, expected: str | None, text: str, cause: Mapping[str, Any] | None = None) -> str | None:
+        """Replace `expected` by `text`; None stands for no file. Missing folders are made. Its evidence is the caller's.
 
         Raises:
             DiffConflictError: it holds something else by now; nothing was written.
             TargetRefused: a link is in the way by now, it is read-only, or the disk refuses.
         """
         _write(self.real, text, expected=expected, compare=True)
+        return None
 
 
 def read_text(path: Path) -> str | None:

@@ -46,8 +46,8 @@ from phionyx_letta.memory.opening import (
 )
 from phionyx_letta.memory.patches import HISTORY, MemoryPatch, PatchStatus, check_trust, transition
 from phionyx_letta.memory.pii import MemoryPIIFilter
-from phionyx_letta.memory.proposing import Proposing, placed_again
-from phionyx_letta.memory.recording import MutationRecorder
+from phionyx_letta.memory.proposing import Found, Proposing, placed_again
+from phionyx_letta.memory.recording import MutationRecorder, cause
 from phionyx_letta.memory.reviewing import described
 from phionyx_letta.memory.routing import MemoryFileRouter
 from phionyx_letta.memory.stored import Patches
@@ -81,6 +81,7 @@ class LivingMemory:
         envelopes: EnvelopeStore | None = None,
         signer: Signer | None = None,
         verifier: Verifier | None = None,
+        provenance: Mapping[str, Any] | None = None,
     ) -> None:
         """Take the managed files, the proposer and where things are kept; nothing is read or written yet.
 
@@ -98,6 +99,7 @@ class LivingMemory:
             file_router: chooses the file of a fact.
             store, occurrences, targets: in place of what the paths give.
             envelopes: where each applied or reverted patch leaves its evidence.
+            provenance: where the sessions come from, as JSON; each patch proposed keeps it (`metadata["proposed_from"]`).
             signer, verifier: in place of what the secret or the environment gives; a verifier may trust several keys.
 
         Raises:
@@ -124,6 +126,7 @@ class LivingMemory:
             signer=self.signer,
             evidence_required=require_approval or sign,
             kept=open_kept(self.store, self.pii),
+            provenance=provenance,
         )
 
     # -- asking --------------------------------------------------------------------------------------------------
@@ -168,9 +171,27 @@ class LivingMemory:
             ProposerUnavailable: it gave no usable answer. Beside a store in a file the session is kept, see
                 `propose_from_kept_sessions`; with a database the caller keeps it. It can be proposed again either way.
         """
+        found = await self.ask_about(session_id, transcript=transcript, session_records=session_records)
+        return self.keep(found, session_id)
+
+    async def ask_about(
+        self,
+        session_id: str,
+        *,
+        transcript: str | None = None,
+        session_records: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[Found]:
+        """The first half of `propose_from_session`: ask, and store nothing (a dry run ends here).
+
+        Raises:
+            InvalidPatch, ProposerUnavailable: as there.
+        """
         if self.proposer is None:
             raise InvalidPatch("there is no proposer to ask", "pass one to LivingMemory")
-        found = await self._proposing.ask(self.proposer, session_id, transcript, session_records)
+        return await self._proposing.ask(self.proposer, session_id, transcript, session_records)
+
+    def keep(self, found: Sequence[Found], session_id: str) -> list[MemoryPatch]:
+        """The second half: count the facts and store those that are due as patches."""
         patches = []
         with self.store.exclusive():
             for proposal in found:
@@ -266,24 +287,24 @@ class LivingMemory:
             found = self._trusted(patch, "apply", ("pending", "approved"))
             target = self.targets.resolve(found.file_path)
             current = target.read()
-            change = announced(found)
+            change, envelope = announced(found), None
             if change is not None and applied_already(found, current or ""):
-                self._record(target, found, change, "apply", by, current or "")
+                envelope = self._record(target, found, change, "apply", by, current or "")
             else:
                 text = applicable(found, current)
                 if text is None:
                     self._refuse(found, current, by)
                 change = Change.between(current or "", text)
                 self._announce(target, found, change, by, reason)
-                self._write(target, found, current, text, by)
-                self._record(target, found, change, "apply", by)
-            return self._moved(found, "applied", by, reason, {"wrote": change.diff.after_hash})
+                envelope = self._write(target, found, current, text, "apply", by)
+                envelope = self._record(target, found, change, "apply", by) or envelope
+            return self._moved(found, "applied", by, reason, {"wrote": change.diff.after_hash, **_named(envelope)})
 
     def rebase(self, patch: MemoryPatch | str, *, by: str | None = None) -> MemoryPatch:
         """Offer a diverged patch as a new pending one, made for what the target holds now; the old one becomes `conflict`.
 
-        The two changes must merge cleanly (three-way, by lines). An addition that only other patches got in the way of is placed
-        anew.
+        The two changes must merge cleanly (three-way, by lines). An addition that only other patches got in the way of, or to a
+        block, is placed anew: nothing that is there goes.
 
         Raises:
             DiffConflictError: they do not merge; the patch is `conflict`, nothing was written.
@@ -293,11 +314,13 @@ class LivingMemory:
         with self.store.exclusive():
             found = self._trusted(patch, "rebase", ("pending", "approved", "conflict"))
             self._require_unwritten(found)
-            current = self.targets.resolve(found.file_path).read()
+            target = self.targets.resolve(found.file_path)
+            current = target.read()
             if current == found.before_content and found.status != "conflict":
                 raise IllegalTransition(f"{found.file_path} has not diverged from patch {found.patch_id}", "apply it")
             merged = merge(found.before_content, found.after_content, current or "")
-            if merged is None and self._only_patches_wrote(found, current or ""):
+            # a block is written by its agent all the time, mostly at its end: there the fact is offered below that
+            if merged is None and (target.records_itself or self._only_patches_wrote(found, current or "")):
                 merged = placed_again(found, current or "")
             if merged is None or (current is None and found.before_content):
                 self._refuse(
@@ -326,18 +349,19 @@ class LivingMemory:
             current = target.read()
             change = announced(found)
             if change is not None and reverted_already(found, current or ""):
-                self._record(target, found, change, "revert", by, current or "")
-                return self._moved(found, "reverted", by, reason, {"wrote": change.diff.after_hash})
+                envelope = self._record(target, found, change, "revert", by, current or "")
+                return self._moved(found, "reverted", by, reason, {"wrote": change.diff.after_hash, **_named(envelope)})
             text = reverse_merge(found.before_content, found.after_content, current or "")
             if text is None or (current is None and found.before_content):
                 hashes = content_hash(found.after_content), content_hash(current) if current is not None else ""
                 raise DiffConflictError(found.file_path, *hashes, "later edits changed the same lines: edit it by hand")
+            envelope = None
             if current is not None:
                 change = Change.between(current, text)
                 self._announce(target, found, change, by, reason)
-                self._write(target, found, current, text, by)
-                self._record(target, found, change, "revert", by)
-            return self._moved(found, "reverted", by, reason, {"wrote": content_hash(text)})
+                envelope = self._write(target, found, current, text, "revert", by)
+                envelope = self._record(target, found, change, "revert", by) or envelope
+            return self._moved(found, "reverted", by, reason, {"wrote": content_hash(text), **_named(envelope)})
 
     # -- the parts of an act -------------------------------------------------------------------------------------
 
@@ -389,7 +413,7 @@ class LivingMemory:
 
     def _announce(self, target: Target, patch: MemoryPatch, change: Change, by: str | None, reason: str) -> None:
         """Say in the log what is about to be written, unless it says so already; not before its evidence has a place to go."""
-        if self._recorder is not None:
+        if self._recorder is not None and not target.records_itself:
             self._recorder.probe(target)
         if announced(patch) != change:
             status: PatchStatus = "applied" if patch.status == "applied" else "approved"
@@ -403,11 +427,13 @@ class LivingMemory:
             self._moved(patch, "conflict", by, error.message, {"expected": error.expected_hash, "found": found})
         raise error
 
-    def _write(self, target: Target, patch: MemoryPatch, current: str | None, text: str, by: str | None) -> None:
+    def _write(
+        self, target: Target, patch: MemoryPatch, current: str | None, text: str, event: str, by: str | None
+    ) -> str | None:
         if text == current:
-            return
+            return None
         try:
-            target.write(current, text)
+            return target.write(current, text, cause(patch, event, self._name(by)))
         except DiffConflictError:
             if patch.status == "approved":
                 self._refuse(patch, target.read(), by)
@@ -421,9 +447,10 @@ class LivingMemory:
         event: str,
         by: str | None,
         found: str | None = None,
-    ) -> None:
-        if self._recorder is not None:
-            self._recorder.record(target, change, patch, event, self._name(by), found=found)
+    ) -> str | None:
+        if self._recorder is None or target.records_itself:
+            return None
+        return self._recorder.record(target, change, patch, event, self._name(by), found=found)
 
     def _only_patches_wrote(self, patch: MemoryPatch, current: str) -> bool:
         """Whether `current` is what a patch left behind, or what this patch's session found: no person's edit in between."""
@@ -433,3 +460,8 @@ class LivingMemory:
         done = [one for status in ("applied", "reverted") for one in self.store.list_by_status(status)]
         last = max((one for one in done if one.file_path == patch.file_path), key=changed_at, default=None)
         return last is not None and wanted in left_behind(last)
+
+
+def _named(envelope: str | None) -> dict[str, str]:
+    """The envelope of a write as the history keeps it; nothing where it is not known."""
+    return {} if envelope is None else {"envelope": envelope}

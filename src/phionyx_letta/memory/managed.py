@@ -72,6 +72,10 @@ class ManagedFiles:
                     found.setdefault(real, name)
         return sorted(found.values())
 
+    def about(self, name: str) -> str:
+        """A file says itself what it is for."""
+        return ""
+
     def resolve(self, name: str) -> FileTarget:
         """Return the file of this name, whether it exists yet or not.
 

@@ -71,6 +71,7 @@ async def collect_proposals(
     files: Mapping[str, str],
     *,
     pii: MemoryPIIFilter,
+    about: Mapping[str, str] | None = None,
     require_evidence: bool = True,
     part_chars: int = PART_CHARS,
     attempts: int = 3,
@@ -82,6 +83,7 @@ async def collect_proposals(
         proposer: an object with ``agenerate(prompt)`` or ``generate(prompt)``.
         messages: the session, see :func:`.transcript.parse_transcript`.
         files: path -> text of the memory files, as context for the model.
+        about: path -> what that file is for, where somebody said so.
         pii: applied to all that is sent to the model and to all that it answers.
         require_evidence: False keeps proposals without found evidence, and only where the transcript names no speaker
             at all and so has no message to quote (the peers' tests do this); such quotes have the index -1.
@@ -93,6 +95,9 @@ async def collect_proposals(
         ProposerUnavailable: no usable answer for some part after every attempt; the session should be kept for later.
     """
     shown, seen = show_files({path: pii.filter_content(text).filtered_content for path, text in files.items()})
+    for one in shown:
+        if said := (about or {}).get(one["path"]):
+            one["description"] = pii.filter_content(said[:2000]).filtered_content
     if not callable(getattr(proposer, "agenerate", None)) and not callable(getattr(proposer, "generate", None)):
         raise ProposerUnavailable(
             f"the proposer ({type(proposer).__name__}) has neither `agenerate` nor `generate`",

@@ -27,10 +27,11 @@ from phionyx_letta.memory.routing import MemoryFileCategory, MemoryFileRouter
 from phionyx_letta.memory.sections import place
 from phionyx_letta.memory.stored import Patches
 from phionyx_letta.memory.targets import Target, Targets
-from phionyx_letta.memory.transcript import UNKNOWN, Message, parse_transcript
+from phionyx_letta.memory.transcript import UNKNOWN, Message, is_machine_id, parse_transcript
+from phionyx_letta.memory.trimming import over_limit
 from phionyx_letta.signing import Signer
 
-__all__ = ["Proposing", "placed_again"]
+__all__ = ["Found", "Proposing", "placed_again"]
 
 SETTLED = frozenset({"pending", "approved", "applied", "rejected", "reverted"})
 """A fact whose newest patch stands so is not proposed again, unless it changes."""
@@ -40,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Found:
+class Found:
     """What a session's proposals are worked on with: its messages, and the texts its earlier patches lead to."""
 
     proposal: Proposal
@@ -85,6 +86,7 @@ class Proposing:
         signer: Signer,
         evidence_required: bool,
         kept: KeptSessions | None,
+        provenance: Mapping[str, Any] | None = None,
     ) -> None:
         """Take what `LivingMemory` was made of."""
         self._targets = targets
@@ -96,6 +98,7 @@ class Proposing:
         self._signer = signer
         self._evidence_required = evidence_required
         self.kept = kept
+        self._provenance = dict(provenance or {})
 
     async def ask(
         self,
@@ -103,7 +106,7 @@ class Proposing:
         session_id: str,
         transcript: str | None,
         session_records: Sequence[Mapping[str, Any]] | None,
-    ) -> list[_Found]:
+    ) -> list[Found]:
         """Ask the proposer; nothing is stored yet, but for a session it does not answer about, which is kept for later.
 
         Evidence is not demanded in one case only (the peer's own tests): neither approval nor signatures are wanted, and the
@@ -121,6 +124,7 @@ class Proposing:
                 proposer,
                 messages,
                 self._texts(),
+                about={name: self._targets.about(name) for name in self._targets.names()},
                 pii=self._pii,
                 require_evidence=self._evidence_required or not summary,
             )
@@ -132,7 +136,7 @@ class Proposing:
             _log.warning("the proposal %r was dropped: %s", dropped.fact_key, dropped.reason)
         texts: dict[str, str] = {}
         shown: dict[int, str] = {}
-        return [_Found(proposal, messages, texts, shown, report.seen) for proposal in report.proposals]
+        return [Found(proposal, messages, texts, shown, report.seen) for proposal in report.proposals]
 
     def _texts(self) -> dict[str, str]:
         found = {}
@@ -146,7 +150,7 @@ class Proposing:
                 found[name] = text
         return found
 
-    def patch_for(self, found: _Found, session_id: str) -> MemoryPatch | None:
+    def patch_for(self, found: Found, session_id: str) -> MemoryPatch | None:
         """Return the signed pending patch of a proposal, or None where it waits, is settled, or has no place to go."""
         proposal = found.proposal
         cleaner = _Cleaner(self._pii, getattr(proposal, "redactions", {}))
@@ -160,6 +164,7 @@ class Proposing:
         target, name = self._target(proposal.file_path, category)
         if target is None:
             return None
+        name = target.name
         section = cleaner.clean(proposal.section) if proposal.section else None
         try:
             before = found.texts.get(target.identity)
@@ -182,8 +187,12 @@ class Proposing:
         }
         if found.seen.get(name, _WHOLE) != _WHOLE:
             metadata["file_seen"] = found.seen[name]
+        if self._provenance:
+            metadata["proposed_from"] = self._provenance
         if proposal.untrusted is not None:
             metadata["untrusted"] = cleaner.clean(proposal.untrusted)
+        if (over := over_limit(before, after, target.limit)) is not None:
+            metadata["over_limit"] = over
         patch = self._born(name, before, after, cleaner.clean(proposal.rationale), quotes, category, session, metadata)
         found.texts[target.identity] = after
         return self._saved(patch)
@@ -281,12 +290,15 @@ class Proposing:
         written = session_id.encode(
             "utf-8", "backslashreplace"
         ).decode()  # a lone surrogate cannot be stored everywhere
-        clean = self._pii.filter_content(written).filtered_content
+        clean = self._clean_id(written)
         if clean == session_id:
             return clean
         return f"{clean}-{hashlib.sha256(session_id.encode('utf-8', 'surrogatepass')).hexdigest()[:4]}"
 
-    def _in_context(self, evidence: Evidence, found: _Found) -> dict[str, Any]:
+    def _clean_id(self, text: str) -> str:
+        return text if is_machine_id(text) else self._pii.filter_content(text).filtered_content
+
+    def _in_context(self, evidence: Evidence, found: Found) -> dict[str, Any]:
         """A quote with the words around it, all of it filtered."""
         quote = self._pii.filter_content(evidence.quote).filtered_content
         if evidence.message_index not in found.shown:
@@ -299,7 +311,7 @@ class Proposing:
             "quote": quote,
             "role": evidence.role,
             "message_index": evidence.message_index,
-            "message_id": evidence.message_id and self._pii.filter_content(evidence.message_id).filtered_content,
+            "message_id": evidence.message_id and self._clean_id(evidence.message_id),
             "context": ("…" if start else "") + text[start:end] + ("…" if end < len(text) else ""),
         }
 

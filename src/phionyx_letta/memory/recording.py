@@ -14,11 +14,11 @@ from phionyx_letta.envelope import MemoryMutationContext
 from phionyx_letta.errors import StoreError
 from phionyx_letta.ledger.store import EnvelopeStore
 from phionyx_letta.memory.deciding import Change
-from phionyx_letta.memory.patches import MemoryPatch
+from phionyx_letta.memory.patches import MemoryPatch, content_digest
 from phionyx_letta.memory.targets import Target
 from phionyx_letta.signing import Signer
 
-__all__ = ["MutationRecorder"]
+__all__ = ["MutationRecorder", "cause"]
 
 PRODUCER, OUTSIDE = "phionyx-letta.living_memory", "phionyx-letta.unattributed"
 
@@ -44,7 +44,7 @@ class MutationRecorder:
 
     def record(
         self, target: Target, change: Change, patch: MemoryPatch, event: str, by: str, *, found: str | None = None
-    ) -> None:
+    ) -> str | None:
         """Record what was written.
 
         Args:
@@ -56,6 +56,9 @@ class MutationRecorder:
             found: what the target holds now, where a run was cut short before it could say what it did. Nothing is recorded if it
                 could; where the chain has gone on without it, it is recorded as a change of nothing, in its present place.
 
+        Returns:
+            The reference of the envelope that says it.
+
         Raises:
             StoreError: the store of envelopes cannot be written; the target was.
         """
@@ -64,33 +67,33 @@ class MutationRecorder:
             last, length, done = self._last(target.identity, patch.patch_id)
             known = _diff_of(last)
             if found is not None:
-                if done == event:
-                    return
+                if _event_in(done) == event:
+                    return _reference(done)
                 if known and known["after_hash"] != change.diff.before_hash:
                     change = Change.between(found, found)
             if known and known["after_hash"] != change.diff.before_hash:
                 self._emit(target, length, "write", _replaced(known, change.diff), {"event": "edit_outside"}, OUTSIDE)
                 length += 1
-            self._emit(target, length, change.kind, change.diff, noted, PRODUCER)
+            return self._emit(target, length, change.kind, change.diff, noted, PRODUCER)
         except (StoreError, OSError) as error:
             raise StoreError(
                 f"{target.label} was written, but its envelope was not: {error}",
                 f"mend the ledger, then {event} the patch again: that finishes it",
             ) from error
 
-    def _last(self, trace_id: str, patch_id: str) -> tuple[Mapping[str, Any] | None, int, object]:
-        """The chain's last envelope, its length, and what was last done with this patch."""
+    def _last(self, trace_id: str, patch_id: str) -> tuple[Mapping[str, Any] | None, int, Mapping[str, Any] | None]:
+        """The chain's last envelope, its length, and the last envelope of this patch."""
         last, length, done = None, 0, None
         for envelope in self._envelopes.iter_chain(trace_id):
             last, length = envelope, length + 1
             noted = _noted_in(envelope)
             if isinstance(noted, Mapping) and noted.get("patch_id") == patch_id:
-                done = noted.get("event")
+                done = envelope
         return last, length, done
 
     def _emit(
         self, target: Target, turn: int, kind: str, diff: MemoryDiff, noted: Mapping[str, Any], producer: str
-    ) -> None:
+    ) -> str | None:
         context = MemoryMutationContext(
             trace_id=target.identity,
             turn_index=turn,
@@ -101,7 +104,40 @@ class MutationRecorder:
             diff=diff,
             metadata={"living_memory": dict(noted)},
         )
-        self._envelopes.emit(context, signer=self._signer)
+        return _reference(self._envelopes.emit(context, signer=self._signer))
+
+
+def cause(patch: MemoryPatch, event: str, by: str) -> dict[str, Any]:
+    """What the evidence of a write says of the patch behind it: ids and names, no content.
+
+    Args:
+        patch: the patch.
+        event: `apply` or `revert`.
+        by: who decided.
+    """
+    given = patch.metadata.get("proposed_from")
+    given = given if isinstance(given, dict) else {}
+    found = patch.metadata.get("evidence")
+    messages = [one.get("message_id") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    said = {
+        "event": event,
+        "patch_id": patch.patch_id,
+        "patch": content_digest(patch),
+        "reviewer": by,
+        "session": patch.session_id,
+        "proposer_model": given.get("model"),
+        "runs": given.get("runs"),
+        "evidence_messages": list(dict.fromkeys(one for one in messages if isinstance(one, str))),
+        "untrusted": True if "untrusted" in patch.metadata else None,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _reference(envelope: Mapping[str, Any] | None) -> str | None:
+    try:
+        return "envelope://" + str(envelope["integrity"]["current"]) if envelope else None
+    except (KeyError, TypeError):
+        return None
 
 
 def _diff_of(envelope: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -116,6 +152,11 @@ def _noted_in(envelope: Mapping[str, Any] | None) -> object:
         return envelope["subject"]["metadata"]["living_memory"] if envelope else None
     except (KeyError, TypeError):
         return None
+
+
+def _event_in(envelope: Mapping[str, Any] | None) -> object:
+    noted = _noted_in(envelope)
+    return noted.get("event") if isinstance(noted, Mapping) else None
 
 
 def _replaced(known: Mapping[str, Any], now: MemoryDiff) -> MemoryDiff:

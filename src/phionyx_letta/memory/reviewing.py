@@ -20,10 +20,11 @@ def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None, s
     """Return a patch for review, as JSON.
 
     The seed's keys, and: `diff_recorded` where the diff the patch carries is not that of its content; `target` (`unchanged`,
-    `whitespace`, `diverged`, `missing` or why it is refused); `signature` (its algorithm), `signature_valid` (never for an unsigned
-    patch) and `signature_note`; `bound_to`, the store and the target it was made for, or None; `file_seen`, the part of the file
-    that the model was shown, or None for all of it; `untrusted`, the reason not to believe it, or None; `pii`, what was redacted,
-    by type; `evidence_details` with role, message and context of each quote; `history`.
+    `whitespace`, `diverged`, `missing` or why it is refused) and `target_notes`; `over_limit`, what does not fit and what to
+    trim; `proposed_from`, the agent, session and model; `envelope` of the last write; `signature` (its algorithm),
+    `signature_valid` (never for an unsigned patch) and `signature_note`; `bound_to`, the store and the target it was made for, or
+    None; `file_seen`, the part of the file that the model was shown, or None for all of it; `untrusted`, the reason not to believe
+    it, or None; `pii`, what was redacted, by type; `evidence_details` with role, message and context of each quote; `history`.
     """
     diff = FileDiffEngine.generate_unified_diff(patch.before_content, patch.after_content, patch.file_path)
     algorithm = signature_algorithm(patch.signature)
@@ -47,6 +48,10 @@ def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None, s
         "applied_at": patch.applied_at,
         "reverted_at": patch.reverted_at,
         "target": target_state(patch, targets),
+        "target_notes": target_notes(patch, targets),
+        "over_limit": _of(dict, patch, "over_limit"),
+        "proposed_from": _of(dict, patch, "proposed_from"),
+        "envelope": next((one for step in patch.history[::-1] if (one := _envelope(step))), None),
         "signature": algorithm,
         "signature_valid": note is None and algorithm != "unsigned",
         "signature_note": note or ("nobody vouches for it" if algorithm == "unsigned" else None),
@@ -74,6 +79,20 @@ def trust_note(patch: MemoryPatch, verifier: Verifier | None, store: Patches, ta
     except UntrustedPatch as error:
         return error.message
     return None
+
+
+def _envelope(step: dict[str, Any]) -> str | None:
+    details = step.get("details")
+    found = details.get("envelope") if isinstance(details, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def target_notes(patch: MemoryPatch, targets: Targets) -> list[str]:
+    """Return what else is to be known of the target; nothing where it is not to be had."""
+    try:
+        return targets.resolve(patch.file_path).notes()
+    except TargetRefused:
+        return []
 
 
 def target_state(patch: MemoryPatch, targets: Targets) -> str:

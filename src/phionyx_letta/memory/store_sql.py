@@ -30,7 +30,7 @@ from phionyx_letta.memory.patches import MemoryPatch
 from phionyx_letta.memory.store import exclusive_file
 from phionyx_letta.memory.stored import HEAD, PatchSummary, patch_json
 
-__all__ = ["SqlOccurrenceTracker", "SqlPatchStore"]
+__all__ = ["SqlOccurrenceTracker", "SqlPatchStore", "in_one_transaction"]
 
 _log = logging.getLogger(__name__)
 _columns = tables.patch.c
@@ -44,6 +44,7 @@ class _Database:
         self._lock = lock
         self._mutex = threading.RLock()
         self._depth = 0
+        self._joined: Connection | None = None
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -56,6 +57,18 @@ class _Database:
                 yield
             finally:
                 self._depth -= 1
+
+    @contextlib.contextmanager
+    def joined(self, connection: Connection) -> Iterator[None]:
+        """Do everything in the caller's transaction, under the lock."""
+        with self._mutex:
+            if self.ledger.engine.dialect.name == "postgresql":
+                connection.execute(select(func.pg_advisory_xact_lock(_key(self._lock))))
+            self._depth, self._joined = self._depth + 1, connection
+            try:
+                yield
+            finally:
+                self._depth, self._joined = self._depth - 1, None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -72,7 +85,11 @@ class _Database:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction of its own that commits at the end."""
+        """A transaction of its own that commits at the end, or the one that was joined."""
+        if self._joined is not None:
+            with self._translated():
+                yield self._joined
+            return
         with (
             self._translated(),
             self.ledger.engine.connect().execution_options(phionyx_write=True) as connection,
@@ -83,6 +100,10 @@ class _Database:
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
         """A connection to read with."""
+        if self._joined is not None:
+            with self._translated():
+                yield self._joined
+            return
         with self._translated(), self.ledger.engine.connect() as connection:
             yield connection
 
@@ -205,12 +226,35 @@ class SqlPatchStore:
             return int(connection.execute(query).scalar_one())
 
 
+@contextlib.contextmanager
+def in_one_transaction(store: SqlPatchStore, occurrences: SqlOccurrenceTracker) -> Iterator[Connection]:
+    """All that is stored in the body, here and with the connection, is committed at its end, or nothing is.
+
+    Not for acts that write a target: what they are about to do must be durable before they do it.
+
+    Raises:
+        LedgerUnavailable: the database does not take it.
+    """
+    with (
+        store._database.writing() as connection,
+        store._database.joined(connection),
+        occurrences._database.joined(connection),
+    ):
+        yield connection
+
+
 class SqlOccurrenceTracker(TrackerBase):
     """Occurrences in the ledger's database."""
 
-    def __init__(self, ledger: SqlLedger | str) -> None:
-        """Use an open ledger, or open the one at a database URL; missing tables are made."""
+    def __init__(self, ledger: SqlLedger | str, scope: str = "") -> None:
+        """Use an open ledger, or open the one at a database URL; missing tables are made.
+
+        Args:
+            ledger: it, or its URL.
+            scope: whose facts these are (an agent's id): what one was told counts for no other. Holds no colon.
+        """
         self._database = _Database(ledger, "occurrences")
+        self._prefix = f"{scope}:" if scope else ""
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, OccurrenceRecord]]:
@@ -222,18 +266,22 @@ class SqlOccurrenceTracker(TrackerBase):
                 for key in {*before, *records}:
                     if before.get(key) == records.get(key):
                         continue
-                    connection.execute(tables.occurrence.delete().where(tables.occurrence.c.fact_key == key))
+                    stored = self._prefix + key
+                    connection.execute(tables.occurrence.delete().where(tables.occurrence.c.fact_key == stored))
                     if key in records:
                         body = json.dumps(asdict(records[key]), sort_keys=True)
-                        connection.execute(tables.occurrence.insert(), {"fact_key": key, "body": body})
+                        connection.execute(tables.occurrence.insert(), {"fact_key": stored, "body": body})
 
     def _records(self) -> dict[str, OccurrenceRecord]:
         records = {}
         with self._database.reading() as connection:
-            rows = connection.execute(select(tables.occurrence).order_by(tables.occurrence.c.fact_key)).all()
+            key = tables.occurrence.c.fact_key
+            # a normalised key has no colon, so the facts of no scope are those without one
+            ours = key.startswith(self._prefix, autoescape=True) if self._prefix else key.not_like("%:%")
+            rows = connection.execute(select(tables.occurrence).where(ours).order_by(key)).all()
         for row in rows:
             try:
-                record = read_record(row.fact_key, json.loads(row.body))
+                record = read_record(row.fact_key.removeprefix(self._prefix), json.loads(row.body))
             except JSON_ERRORS:
                 record = None
             if record is None:

@@ -5,13 +5,19 @@ A file is one kind (`files`); a Letta block or a file of Letta Code can be other
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 __all__ = ["Target", "Targets"]
 
 
 class Target(Protocol):
     """One text that patches change."""
+
+    @property
+    def name(self) -> str:
+        """What `Targets.resolve` finds it by; a patch keeps it."""
+        ...
 
     @property
     def identity(self) -> str:
@@ -23,6 +29,20 @@ class Target(Protocol):
         """Its short name for people."""
         ...
 
+    @property
+    def limit(self) -> int | None:
+        """The most characters it may hold, or None."""
+        ...
+
+    @property
+    def records_itself(self) -> bool:
+        """Whether whatever writes it leaves the evidence too (a server armed with the plugin)."""
+        ...
+
+    def notes(self) -> list[str]:
+        """Return what a reviewer should know of it: who else reads it, what became of it."""
+        ...
+
     def read(self) -> str | None:
         """Return the text, or None where the target does not exist.
 
@@ -31,8 +51,16 @@ class Target(Protocol):
         """
         ...
 
-    def write(self, expected: str | None, text: str) -> None:
+    def write(self, expected: str | None, text: str, cause: Mapping[str, Any] | None = None) -> str | None:
         """Replace `expected`, exactly what was read, by `text`; all or nothing, durable on return.
+
+        Args:
+            expected: what it holds, or None where it does not exist.
+            text: what it is to hold.
+            cause: which patch writes, who decided and on what evidence, for targets that record themselves.
+
+        Returns:
+            The reference of the envelope, where the target records itself and it is known.
 
         Raises:
             DiffConflictError: it holds something else by now; nothing was written.
@@ -45,7 +73,11 @@ class Targets(Protocol):
     """All the targets a `LivingMemory` manages."""
 
     def names(self) -> list[str]:
-        """Return the names of those that exist, sorted."""
+        """Return the names of those that exist, sorted; a proposer chooses among them."""
+        ...
+
+    def about(self, name: str) -> str:
+        """Return what the target of this name is for, in its owner's words; empty where nobody said."""
         ...
 
     def resolve(self, name: str) -> Target:

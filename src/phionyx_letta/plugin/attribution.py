@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phionyx_letta.errors import InvalidMutation
+from phionyx_letta.memory.policy import Reviewer
 
 _REFERENCE = re.compile(r"(?:envelope://)?(sha256:[0-9a-f]{64})\Z")
 _REASON_LENGTH = 200
@@ -50,6 +51,10 @@ class Attribution:
     parent: str | None = None
     reason: str | None = None
     reviewed: tuple[str, ...] = ()
+    claim: Mapping[str, Any] | None = None
+    """Of a reviewer, checked: the one write this request may make, and the patch behind it."""
+    reviewer: Reviewer | None = None
+    """Who that is, where there is a policy."""
     tool_calls: list[ToolCall] = field(default_factory=list)
 
 
@@ -177,6 +182,20 @@ async def around_sleeptime_step(wrapped: _Wrapped, instance: Any, args: tuple[An
     messages = kwargs.get("response_messages") or []
     with attributed(reviewed=tuple(str(message.id) for message in messages if getattr(message, "id", None))):
         return await wrapped(*args, **kwargs)
+
+
+async def around_sandbox_environment(
+    wrapped: _Wrapped, _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """``_gather_env_vars`` of the sandboxes: a tool is not handed our settings, where the signing key is among them.
+
+    A tool in the local sandbox is still a program of the server's user: what keeps an agent from approving its own patches for good
+    is a reviewer's key that is not on the server (docs/sessions.md).
+    """
+    environment = await wrapped(*args, **kwargs)
+    if not isinstance(environment, dict):
+        return environment
+    return {name: value for name, value in environment.items() if not str(name).startswith("PHIONYX_LETTA_")}
 
 
 def around_operation(operation: str) -> Callable[..., Awaitable[Any]]:

@@ -8,7 +8,7 @@ but has no before and after: it is a gap in ``open`` mode and refused in ``close
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,18 +16,21 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Delete, Engine, Insert, Update, event, select
 from sqlalchemy.orm import ORMExecuteState, PassiveFlag, Session, UOWTransaction
 from sqlalchemy.orm.attributes import get_history
-from sqlalchemy.util import await_only
 
-from phionyx_letta.errors import EvidenceRefused, StoreError
+from phionyx_letta.diff import content_hash
+from phionyx_letta.errors import DiffConflictError, EvidenceRefused, StoreError, UntrustedPatch
+from phionyx_letta.memory.policy import Reviewer
 from phionyx_letta.plugin import attribution
 from phionyx_letta.plugin.guard import DIRTY, OWN, PROMPTS
 from phionyx_letta.plugin.mutation import BARE, COMPILE, RECORDED, BlockColumns, attachment_change, block_change
 from phionyx_letta.plugin.outbox import ROLLBACK_SQL, STALE_SALT, SaltUse, capture_sql
 from phionyx_letta.plugin.salting import SaltingCapture
+from phionyx_letta.plugin.simple import run_simple
 from phionyx_letta.plugin.statements import blind_write, matching_rows, pivot_result
 from phionyx_letta.plugin.stored import compiled_prompts, stored_checkpoints
 
 if TYPE_CHECKING:
+    from phionyx_letta.plugin.run_ends import RunEnds
     from phionyx_letta.plugin.runtime import Runtime
 
 # A tuple: isinstance is several times quicker with it than with a union, and this runs for every statement of Letta's.
@@ -53,9 +56,10 @@ class Change:
 class Capture:
     """The session events, and what they need: Letta's models and the plugin's runtime."""
 
-    def __init__(self, runtime: Runtime, orm: Any) -> None:
-        """Take the models from the imported module ``letta.orm``."""
+    def __init__(self, runtime: Runtime, orm: Any, run_ends: RunEnds | None = None) -> None:
+        """Take the models from the imported module ``letta.orm``; ``run_ends`` is told of every flush too."""
         self._runtime = runtime
+        self._run_ends = run_ends
         self._block, self._pivot, self._agent = orm.Block, orm.BlocksAgents, orm.Agent
         self._message, self._history = orm.Message, orm.BlockHistory
         self._guarded = runtime.settings.guard != "off"
@@ -108,6 +112,8 @@ class Capture:
         _flushing.set(False)
         # the session makes each of the three anew whenever it is asked
         new, dirty, deleted = list(session.new), list(session.dirty), list(session.deleted)
+        if self._run_ends is not None:
+            self._run_ends.flushed(session, new, dirty)
         created, changed, gone = (
             [item for item in some if isinstance(item, self._block)] for some in (new, dirty, deleted)
         )
@@ -318,6 +324,11 @@ class Capture:
         if not found:
             return
         named = [one.block_id if isinstance(one, Change) else one["block_id"] for one in found]
+        who = attribution.current()
+        if who.claim is not None:
+            for one in found:
+                if isinstance(one, Change):
+                    _compare(one, who.claim, who.reviewer)
         if self._runtime.key is None:
             self._runtime.gap(self._runtime.key_error or "no signing key", named)
             return
@@ -342,7 +353,7 @@ class Capture:
         except EvidenceRefused:
             raise
         except Exception as error:
-            _run_simple(connection, ROLLBACK_SQL)
+            run_simple(connection, ROLLBACK_SQL)
             if not last and use is not None and getattr(error, "sqlstate", None) == STALE_SALT:
                 return False
             self._runtime.gap("the outbox did not take a row", named, error)
@@ -365,12 +376,12 @@ class Capture:
 
     def _insert(self, connection: Connection, rows: list[tuple[str, str]], use: SaltUse | None) -> None:
         try:
-            kept = _run_simple(connection, capture_sql(rows, salts=use))
+            kept = run_simple(connection, capture_sql(rows, salts=use))
         except Exception as error:
             if getattr(error, "sqlstate", None) != _LOCKED:
                 raise
-            _run_simple(connection, ROLLBACK_SQL)
-            kept = _run_simple(connection, capture_sql(rows, self._runtime.settings.lock_timeout_ms, use))
+            run_simple(connection, ROLLBACK_SQL)
+            kept = run_simple(connection, capture_sql(rows, self._runtime.settings.lock_timeout_ms, use))
         if kept != len(rows):
             raise StoreError(f"the outbox kept {kept} of {len(rows)} rows", "look for a trigger on phionyx_outbox")
 
@@ -396,6 +407,24 @@ class Capture:
         return mutation
 
 
+def _compare(change: Change, claim: Mapping[str, Any], reviewer: Reviewer | None) -> None:
+    """A compare-and-swap: under a reviewer's claim only the write he decided about passes, in the transaction that makes it.
+
+    Raises:
+        DiffConflictError: it is another block, it holds something else by now, or something else would be written.
+        UntrustedPatch: the block is not this reviewer's to decide about.
+    """
+    held = content_hash(change.before.value) if change.before is not None else ""
+    written = content_hash(change.after.value) if change.after is not None else ""
+    if change.block_id != claim["block_id"] or held != claim["expected"] or written != claim["wrote"]:
+        raise DiffConflictError(f"block {change.block_id}", claim["expected"], held, "review the patch again")
+    if reviewer is not None and change.after is not None and not reviewer.may_write(change.after.label):
+        raise UntrustedPatch(
+            f"{reviewer.name} may not decide about blocks called {change.after.label}",
+            "have a reviewer apply it whom PHIONYX_LETTA_REVIEWERS of the server allows to",
+        )
+
+
 _MISSING = object()
 _LOCKED = "55P03"  # lock_not_available
 
@@ -412,19 +441,3 @@ def _only_reads(sql: str) -> bool:
 
 def _columns(row: Any) -> BlockColumns:
     return BlockColumns(*row[2:])
-
-
-def _run_simple(connection: Connection, statements: Sequence[str]) -> int:
-    """Send statements on the connection of Letta's transaction, past SQLAlchemy's own events; the rows the last one touched."""
-    driver: Any = connection.connection.driver_connection
-    if type(driver).__module__.startswith("asyncpg"):
-        # without arguments asyncpg uses the simple protocol: one round trip, and the answer is the last statement's
-        status = str(await_only(driver.execute(";".join(statements))))
-        return int(status.rpartition(" ")[2]) if status.startswith("INSERT") else 0
-    cursor = connection.connection.cursor()
-    try:
-        for statement in statements:
-            cursor.execute(statement)
-        return int(cursor.rowcount)
-    finally:
-        cursor.close()

@@ -113,9 +113,17 @@ def block_change(
         details["counts_method"] = diff.counts_method
     mutation = _mutation(block_id, (after or before).label, kind, event, who, organization_id, details)  # type: ignore[union-attr]
     mutation["diff"] = diff.to_dict()
+    if who.claim is not None:
+        mutation["living_memory"] = _behind(who.claim, salted=commitment.salt is not None)
     if kind == "consolidate":
         mutation["audit"] = _consolidation(block_id, diff, who)
     return mutation
+
+
+def _behind(claim: Mapping[str, Any], *, salted: bool) -> dict[str, Any]:
+    """The patch behind a write. Its hashes of content are the diff's too, and bare: a salted ledger keeps none."""
+    dropped = {"expected", "wrote", *(("patch",) if salted else ())}
+    return {name: value for name, value in claim.items() if name not in dropped}
 
 
 def operator_change(

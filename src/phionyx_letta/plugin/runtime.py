@@ -20,12 +20,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from phionyx_letta.errors import EvidenceRefused, PhionyxError, SigningKeyError
+from phionyx_letta.errors import DiffConflictError, EvidenceRefused, PhionyxError, SigningKeyError, UntrustedPatch
 from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.salting import Salting
 from phionyx_letta.settings import Settings
-from phionyx_letta.signing import Ed25519Verifier, Signer, UnsignedSigner, generate_key, get_signer, load_verifier
+from phionyx_letta.signing import (
+    Ed25519Verifier,
+    Signer,
+    UnsignedSigner,
+    Verifier,
+    generate_key,
+    get_signer,
+    load_verifier,
+)
 
 logger = logging.getLogger("phionyx_letta")
 
@@ -45,6 +53,13 @@ class PluginKey:
     def public_key(self) -> str | None:
         """Of an Ed25519 key, as 64 hex digits; None for one that has none."""
         return getattr(self.signer, "public_key_hex", None)
+
+    def verifier(self) -> Verifier | None:
+        """What checks this key's signatures."""
+        if self.public_key is not None:
+            return _verifier(self.public_key)
+        own = getattr(self.signer, "verifier", None)
+        return own() if own is not None else None
 
     def made(self, signed: str, signature: str) -> bool:
         """Whether this key made a signature."""
@@ -194,10 +209,11 @@ class Runtime:
 
         Raises:
             EvidenceRefused: in closed mode, for any failure of the body.
+            DiffConflictError, UntrustedPatch: the write is not the one a reviewer decided about, or not his to decide about.
         """
         try:
             yield
-        except EvidenceRefused:
+        except (EvidenceRefused, DiffConflictError, UntrustedPatch):
             raise
         except Exception as error:
             self.gap(what, block_ids, f"{type(error).__name__}: {error}")

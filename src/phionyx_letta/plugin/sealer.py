@@ -423,7 +423,7 @@ class Sealer:
                 diff=diff,
                 consolidation_audit=MemoryConsolidationAudit(**audit) if audit else None,
                 forgetting_reason=fields.get("reason"),
-                metadata=ParsedJson(letta=letta),
+                metadata=ParsedJson(letta=letta, **_reviewed(fields)),
             ),
             previous_hash=chain.head,
             package_version=__version__,
@@ -486,6 +486,12 @@ def _preload(writer: LedgerWriter, candidates: list[_Candidate]) -> None:
 
 _EMPTY_HASH = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 _NOTHING = MemoryDiff(_EMPTY_HASH, _EMPTY_HASH, 0, 0, 0, 0, 0)
+
+
+def _reviewed(fields: dict[str, Any]) -> dict[str, Any]:
+    """The patch behind a write, where there is one."""
+    claim = fields.get("living_memory")
+    return {"living_memory": claim} if isinstance(claim, dict) else {}
 
 
 def _diff(fields: dict[str, Any] | None) -> MemoryDiff | None:

@@ -17,6 +17,7 @@ from phionyx_letta.plugin.attribution import (
     around_ai_response,
     around_execute_tool,
     around_operation,
+    around_sandbox_environment,
     around_sleeptime_step,
 )
 
@@ -56,6 +57,12 @@ TARGETS: tuple[Target, ...] = (
         "ToolExecutionManager.execute_tool_async",
         ("function_name", "function_args", "tool"),
         around_execute_tool,
+    ),
+    Target(
+        "letta.services.tool_sandbox.base",
+        "AsyncToolSandboxBase._gather_env_vars",
+        ("is_local",),
+        around_sandbox_environment,
     ),
     *(
         Target(
@@ -121,8 +128,8 @@ class Wrapping:
     """What was wrapped in this process, and how to undo it."""
 
     def __init__(self, more: tuple[Target, ...] = ()) -> None:
-        """Nothing is wrapped yet. ``more`` targets have to be in the modules of the others."""
-        self.targets = (*TARGETS, *more)
+        """Nothing is wrapped yet. ``more`` targets have to be in the modules of the others, and stand in for those of their name."""
+        self.targets = tuple({target.name: target for target in (*TARGETS, *more)}.values())
         self.status: dict[str, str] = {}
         self._originals: dict[str, tuple[Any, str, Any]] = {}
 

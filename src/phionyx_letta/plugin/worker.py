@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import json
 import os
@@ -11,22 +12,28 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from sqlalchemy import delete, func
+from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from phionyx_letta import __version__
 from phionyx_letta.errors import SettingsError, StoreError, UnsupportedLetta
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.memory.policy import Policy
 from phionyx_letta.plugin import headers
 from phionyx_letta.plugin.capture import Capture
 from phionyx_letta.plugin.guard import Guard
 from phionyx_letta.plugin.mutation import RECORDED
+from phionyx_letta.plugin.own_model import OwnModel
+from phionyx_letta.plugin.propose_only import ProposeOnly
+from phionyx_letta.plugin.proposing_process import ProposingProcess
+from phionyx_letta.plugin.run_ends import RunEnds
 from phionyx_letta.plugin.runtime import Runtime, logger
 from phionyx_letta.plugin.sealing_process import SealingProcess
-from phionyx_letta.plugin.targets import FOUND, Wrapping, guarded_steps
+from phionyx_letta.plugin.targets import FOUND, Target, Wrapping, guarded_steps
 from phionyx_letta.plugin.watch import LogWatch
 from phionyx_letta.settings import load_settings
+from phionyx_letta.signing import TrustedKeys, Verifier, load_verifier
 
 #: How often a worker says it lives, s; `doctor` and the sealer call one dead after 30 s of silence.
 HEARTBEAT = 5.0
@@ -43,12 +50,17 @@ class Worker:
         self.letta_version = letta_version
         self.unsupported: str | None = None
         self.guard: Guard | None = None
-        self.wrapping = Wrapping()
+        self._propose_only = ProposeOnly(runtime) if runtime.settings.propose_only else None
+        self.wrapping = Wrapping(self._propose_only_targets())
         self.url: str | None = None
         self._capture: Capture | None = None
         self._app: Any = None
         self._thread: threading.Thread | None = None
         self._sealer: SealingProcess | None = None
+        self._run_ends: RunEnds | None = None
+        self._proposer: ProposingProcess | None = None
+        self._own_model = OwnModel(self.runtime.settings.proposer_timeout_s)
+        self._sessions_since: str | None = None
         self._watch: LogWatch | None = None
         self._stop = threading.Event()
 
@@ -63,7 +75,9 @@ class Worker:
         worker = cls(Runtime(load_settings()), letta_version)
         worker.unsupported = _unfit(orm)
         if worker.unsupported is None:
-            worker._capture = Capture(worker.runtime, orm)
+            if worker.runtime.settings.sessions != "off" and hasattr(orm, "Run"):
+                worker._run_ends = RunEnds(worker.runtime, orm)
+            worker._capture = Capture(worker.runtime, orm, worker._run_ends)
             worker._capture.install()
             worker._install_guard(orm)
         elif worker.runtime.settings.on_error == "closed" or worker.runtime.settings.guard == "reject":
@@ -88,11 +102,16 @@ class Worker:
         if self.runtime.key is not None:
             self.guard = Guard(self.runtime, orm)
             self.guard.install()
-            self.wrapping = Wrapping(guarded_steps(self.guard.around_step))
+            self.wrapping = Wrapping((*self._propose_only_targets(), *guarded_steps(self.guard.around_step)))
+
+    def _propose_only_targets(self) -> tuple[Target, ...]:
+        return self._propose_only.targets() if self._propose_only is not None else ()
 
     def connect(self, database: ModuleType) -> None:
         """Letta's database is known: make the tables, start the sealer."""
         self.url = _letta_url(database)
+        if self._propose_only is not None:
+            self._propose_only.url = self.url
         try:
             self._open(self.url).close()
         except StoreError as error:
@@ -110,13 +129,41 @@ class Worker:
                         f"{name} is {status} in this Letta, so a step cannot be guarded",
                         remedy="install letta==0.16.8, or set PHIONYX_LETTA_GUARD=report",
                     )
+                if name in (one.name for one in self._propose_only_targets()):
+                    raise UnsupportedLetta(
+                        f"{name} is {status} in this Letta, so an agent's writes cannot be queued",
+                        remedy="install letta==0.16.8, or unset PHIONYX_LETTA_PROPOSE_ONLY",
+                    )
                 logger.warning("phionyx-letta: %s is %s in this Letta; it is left out", name, status)
 
     def watch_requests(self, app: Any) -> None:
         """Read the request headers."""
         if self._app is None:
             self._app = app
-            headers.watch(app)
+            headers.watch(app, self._trusted(), self._policy(), self._serving)
+
+    def _policy(self) -> Policy | None:
+        """Who may decide; nobody, where what says so cannot be read."""
+        named = self.runtime.settings.reviewers
+        if not named:
+            return None
+        try:
+            return Policy.load(named)
+        except SettingsError as error:
+            logger.error("phionyx-letta: no patch can be applied: %s", error)
+            return Policy(())
+
+    def _trusted(self) -> Verifier | None:
+        """Whose claims on a write count where there is no policy: this server's own key and those it trusts beside it."""
+        settings = self.runtime.settings
+        trusted: list[Verifier] = [load_verifier(key) for key in settings.trusted_keys.split()]
+        own = self.runtime.key.verifier() if self.runtime.key is not None else None
+        both = [*trusted, *([own] if own is not None else [])]
+        return TrustedKeys(both) if both else None
+
+    def _serving(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The server's event loop is known."""
+        self._own_model.loop = loop
 
     def stop(self) -> None:
         """Restore every original and stop the thread; what is in the outbox stays."""
@@ -129,6 +176,8 @@ class Worker:
             self._watch.stop()
             self._watch = None
         self.wrapping.unwrap_all()
+        if self._propose_only is not None:
+            self._propose_only.close()
         if self._app is not None:
             headers.unwatch(self._app)
             self._app = None
@@ -144,6 +193,11 @@ class Worker:
         if self._sealer is not None:
             self._sealer.disown()
             self._sealer = None
+        if self._proposer is not None:
+            self._proposer.disown()
+            self._proposer = None
+        if self._run_ends is not None:
+            self._run_ends.restart()
         if self.guard is not None:
             self.guard.restart()
             self._watch = None
@@ -176,7 +230,17 @@ class Worker:
             "reads_refused": self.runtime.counts["reads_refused"],
             "last_refused": list(self.runtime.refused),
             "log": self._watch.describe() if self._watch else None,
+            "sessions": self.runtime.settings.sessions,
+            "proposer_pid": self._proposer.pid if self._proposer else None,
+            "run_ends_missed": self.runtime.counts["run_ends_missed"],
+            **self._runs_under_way(),
         }
+
+    def _runs_under_way(self) -> dict[str, Any]:
+        """What the sweep for dead runs goes by (``session_queue``)."""
+        if self._run_ends is None or self._sessions_since is None:
+            return {}
+        return {"sessions_since": self._sessions_since, "active_runs": self._run_ends.active()}
 
     def _start_watch(self) -> None:
         if self.guard is not None and self.url is not None and self._watch is None and not self._stop.is_set():
@@ -198,6 +262,7 @@ class Worker:
             try:
                 ledger = ledger or self._open(self.url)
                 self._supervise()
+                self._supervise_proposer(ledger)
                 self._beat(ledger)
                 failing = ""
             except Exception as error:  # nothing that happens here may end the thread
@@ -206,6 +271,8 @@ class Worker:
                     logger.error("phionyx-letta: the ledger does not answer: %s", message)
                 failing = message
             stop.wait(HEARTBEAT if not failing else _RETRY)
+        if self._proposer is not None:
+            self._proposer.stop()
         if self._sealer is not None:
             self._sealer.stop()
         if ledger is not None:
@@ -226,6 +293,18 @@ class Worker:
             self._sealer = SealingProcess(self.url)
         if not self._sealer.alive():
             self._sealer.start()
+
+    def _supervise_proposer(self, ledger: SqlLedger) -> None:
+        """Start the process that proposes, and start it again when it ended."""
+        if self._run_ends is None or self.runtime.key is None or self.url is None:
+            return
+        if self._sessions_since is None:
+            with ledger.engine.connect() as connection:
+                self._sessions_since = connection.execute(select(func.now())).scalar_one().isoformat()
+        if self._proposer is None:
+            self._proposer = ProposingProcess(self.url, self.runtime.worker_id, self._own_model.ask)
+        if not self._proposer.alive():
+            self._proposer.start()
 
     def _beat(self, ledger: SqlLedger) -> None:
         key = self.runtime.key

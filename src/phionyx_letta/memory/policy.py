@@ -1,0 +1,88 @@
+"""Who may have patches applied: reviewers, their public keys and their blocks, in a short TOML file on the server.
+
+With it the server's own key is not enough any more, and neither is any other key it trusts: a program that runs as the server's
+user and reads its key (a tool in Letta's local sandbox) still cannot decide in a person's place. ::
+
+    [[reviewer]]
+    name = "ada"
+    key = "ada.pub"            # or 64 hex digits; a path is relative to this file
+    blocks = ["human", "project*"]   # labels; all where it is left out
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from phionyx_letta.errors import PhionyxError, SettingsError
+from phionyx_letta.signing import Ed25519Verifier, load_verifier
+
+__all__ = ["Policy", "Reviewer"]
+
+_KNOWN = {"name", "key", "blocks"}
+_HOW = "docs/sessions.md shows one"
+
+
+@dataclass(frozen=True)
+class Reviewer:
+    """One person, the key that speaks for him, and the labels of the blocks he decides about."""
+
+    name: str
+    verifier: Ed25519Verifier
+    blocks: tuple[str, ...]
+
+    def may_write(self, label: str) -> bool:
+        """Whether a block of this label is his to decide about."""
+        return any(fnmatchcase(label, pattern) for pattern in self.blocks)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """All reviewers."""
+
+    reviewers: tuple[Reviewer, ...]
+
+    @classmethod
+    def load(cls, path: str) -> Policy:
+        """Read the file.
+
+        Raises:
+            SettingsError: it cannot be read, is no TOML, or says something else than reviewers.
+        """
+        try:
+            found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SettingsError(f"the approval policy {path} cannot be read: {error.strerror}", _HOW) from None
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise SettingsError(f"the approval policy {path} is not TOML: {error}", _HOW) from None
+        listed = found.get("reviewer")
+        if set(found) != {"reviewer"} or not isinstance(listed, list) or not listed:
+            raise SettingsError(f"the approval policy {path} has to hold [[reviewer]] tables and nothing else", _HOW)
+        reviewers = tuple(_reviewer(one, Path(path)) for one in listed)
+        if len({one.name for one in reviewers}) != len(reviewers):
+            raise SettingsError(f"the approval policy {path} names a reviewer twice", "give each a name of his own")
+        return cls(reviewers)
+
+    def signed_by(self, signed: str, signature: str) -> Reviewer | None:
+        """Return whose key made this signature, or None."""
+        return next((one for one in self.reviewers if one.verifier.verify(signed, signature)), None)
+
+
+def _reviewer(given: Any, path: Path) -> Reviewer:
+    if not isinstance(given, Mapping) or not set(given) <= _KNOWN or not {"name", "key"} <= set(given):
+        raise SettingsError(f"a reviewer in {path} has to have name and key, and may have blocks; nothing else", _HOW)
+    name, key, blocks = given["name"], given["key"], given.get("blocks", ["*"])
+    if not isinstance(name, str) or not name.strip() or not isinstance(key, str):
+        raise SettingsError(f"name and key of a reviewer in {path} have to be text", _HOW)
+    if not isinstance(blocks, list) or not all(isinstance(one, str) for one in blocks):
+        raise SettingsError(f"blocks of {name} in {path} have to be a list of labels", _HOW)
+    beside = path.parent / key
+    try:
+        verifier = load_verifier(beside if beside.is_file() else key)
+    except PhionyxError as error:
+        raise SettingsError(f"the key of {name} in {path} cannot be used: {error.message}", error.remedy) from None
+    return Reviewer(name, verifier, tuple(blocks))

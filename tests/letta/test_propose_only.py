@@ -1,0 +1,141 @@
+"""Agents whose memory tools propose only: nothing is written until a person approved it, and the tool's answer says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from sessions_rig import Rig, proposing
+
+from phionyx_letta.demo.model import ScriptedModel
+
+pytestmark = pytest.mark.slow
+
+TAG = "asks-first"
+BY_HAND = '''
+def overwrite_memory(agent_state: "AgentState", text: str) -> str:
+    """Overwrite what is known of the user.
+
+    Args:
+        text: what shall be known.
+    """
+    agent_state.memory.update_block_value(label="human", value=text)
+    return "overwritten"
+'''
+
+
+@pytest.fixture(scope="module")
+def rig(
+    new_letta_database: Callable[[], str], model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Rig]:
+    settings = {"PHIONYX_LETTA_SESSIONS": "off", "PHIONYX_LETTA_PROPOSE_ONLY": f"tag:{TAG} notes"}
+    with proposing(new_letta_database(), model, tmp_path_factory.mktemp("propose_only"), **settings) as found:
+        yield found
+
+
+def told(rig: Rig, agent: str, tool: str, arguments: dict[str, object]) -> str:
+    """Have the agent call a tool; what the tool answered."""
+    answer = json.loads(rig.say(agent, f"CALL {tool} {json.dumps(arguments)}"))
+    [said] = [one["tool_return"] for one in answer["messages"] if one["message_type"] == "tool_return_message"]
+    return str(said)
+
+
+def changes(rig: Rig, block: str) -> int:
+    return int(rig.sql("select count(*) from phionyx_envelope where block_id = %s and kind <> 'forget'", block)[0][0])
+
+
+WRITES = [
+    ("core_memory_append", {"label": "human", "content": "likes tea"}, "name: Ann\nlikes tea"),
+    ("core_memory_replace", {"label": "human", "old_content": "Ann", "new_content": "Eve"}, "name: Eve"),
+    ("memory_insert", {"label": "human", "new_string": "likes tea", "insert_line": -1}, "name: Ann\nlikes tea"),
+    ("memory_replace", {"label": "human", "old_string": "Ann", "new_string": "Eve"}, "name: Eve"),
+    ("memory_rethink", {"label": "human", "new_memory": "a user"}, "a user"),
+    ("memory_apply_patch", {"label": "human", "patch": "@@\n-name: Ann\n+name: Eve\n"}, "name: Eve"),
+    (
+        "memory",
+        {"command": "str_replace", "path": "/memories/human", "old_string": "Ann", "new_string": "Eve"},
+        "name: Eve",
+    ),
+    ("memory", {"command": "insert", "path": "/memories/human", "insert_text": "likes tea", "insert_line": 1}, None),
+]
+
+
+@pytest.fixture(scope="module")
+def asking(rig: Rig) -> str:
+    """The tool of the tests' own."""
+    tool = rig.rest.post("/v1/tools/", json={"source_code": BY_HAND, "source_type": "python"})
+    assert tool.status_code == 200, tool.text
+    return str(tool.json()["id"])
+
+
+def test_each_memory_tool_queues_a_patch_says_so_and_writes_nothing(rig: Rig) -> None:
+    agent = rig.agent(tags=[TAG], tools=sorted({name for name, *_ in WRITES}))
+    block = rig.block(agent)
+    rig.wait(lambda: changes(rig, block) == 2)  # its creation and its attachment
+    for number, (tool, arguments, wanted) in enumerate(WRITES, start=1):
+        said = told(rig, agent, tool, arguments)
+        assert "Nothing was written" in said, (tool, said)
+        assert rig.value(agent) == "name: Ann", tool
+        patches = rig.patches(agent)
+        assert len(patches) == number, tool
+        patch = patches[-1]
+        assert patch["patch_id"] in said
+        assert (patch["status"], patch["author"], patch["before_content"]) == ("pending", agent, "name: Ann")
+        assert wanted is None or patch["after_content"] == wanted
+        assert patch["metadata"]["proposed_from"]["tool"] == tool
+        assert patch["metadata"]["untrusted"]
+    assert changes(rig, block) == 2, "nothing since"
+
+    before = len(rig.model.chats)
+    rig.say(agent, "hello")
+    assert all("name: Eve" not in json.dumps(chat["messages"][0]) for chat in rig.model.chats[before:])
+    chosen = rig.patches(agent)[0]["patch_id"]
+    assert rig.command("memory", "apply", chosen, "--by", "ada")["status"] == "applied"
+    assert rig.value(agent) == "name: Ann\nlikes tea"
+    assert rig.command("verify", "--key", str(rig.home / "key.pub"))["verdict"] == "valid"
+
+
+def test_what_is_no_change_of_text_is_refused_and_the_agent_is_told(rig: Rig) -> None:
+    agent = rig.agent(tags=[TAG], tools=["memory"])
+    for arguments in (
+        {"command": "create", "path": "/memories/trip", "description": "a trip", "file_text": "Porto"},
+        {"command": "rename", "old_path": "/memories/human", "new_path": "/memories/person"},
+        {"command": "delete", "path": "/memories/human"},
+    ):
+        assert "only after a person approved it" in told(rig, agent, "memory", arguments), arguments
+    labels = sorted(one["label"] for one in rig.rest.get(f"/v1/agents/{agent}/core-memory/blocks").json())
+    assert labels == ["human", "persona"]
+    assert rig.patches(agent) == []
+
+
+def test_a_block_alone_can_be_meant_and_other_agents_write_as_ever(rig: Rig) -> None:
+    blocks = [{"label": "human", "value": "name: Ann"}, {"label": "notes", "value": "none"}]
+    agent = rig.agent(memory_blocks=blocks)
+    assert "Nothing was written" in told(rig, agent, "core_memory_append", {"label": "notes", "content": "x"})
+    told(rig, agent, "core_memory_append", {"label": "human", "content": "likes tea"})
+    assert (rig.value(agent, "notes"), rig.value(agent)) == ("none", "name: Ann\nlikes tea")
+    # a person writes it without being asked
+    rig.rest.patch(f"/v1/blocks/{rig.block(agent, 'notes')}", json={"value": "mine"}).raise_for_status()
+    assert rig.value(agent, "notes") == "mine"
+
+
+def test_a_sandboxed_tool_that_changes_the_agents_state_proposes_too(rig: Rig, asking: str) -> None:
+    agent = rig.agent(tags=[TAG], tool_ids=[asking])
+    assert "Nothing was written" in told(rig, agent, "overwrite_memory", {"text": "owned"})
+    assert rig.value(agent) == "name: Ann"
+    assert [one["after_content"] for one in rig.patches(agent)] == ["owned"]
+
+
+def test_a_sleeptime_agent_proposes_for_the_agent_whose_memory_it_tidies(rig: Rig) -> None:
+    agent = rig.agent(tags=[TAG], enable_sleeptime=True)
+    block = rig.block(agent)
+    rig.say(agent, 'hello\nSLEEP_CALL memory_rethink {"label": "human", "new_memory": "rewritten"}')
+    rig.wait(lambda: rig.sql("select 1 from phionyx_patch where file_path like %s", f"%/{block}/human"))
+    assert rig.value(agent) == "name: Ann"
+    [(body,)] = rig.sql("select body from phionyx_patch where newest and file_path like %s", f"%/{block}/human")
+    patch = json.loads(body)
+    assert patch["after_content"] == "rewritten"
+    assert patch["author"] != agent
+    assert rig.command("memory", "apply", patch["patch_id"])["status"] == "applied"
+    assert rig.value(agent) == "rewritten"

@@ -1,0 +1,183 @@
+"""Blocks as targets, the claims under which they are written, and who may make them; no server is needed for any of it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phionyx_letta.errors import SettingsError, TargetRefused, UntrustedPatch
+from phionyx_letta.memory import LivingMemory, claims
+from phionyx_letta.memory.blocks import BlockRouter, block_name, parse_block_name
+from phionyx_letta.memory.claims import make_claim, read_claim
+from phionyx_letta.memory.policy import Policy
+from phionyx_letta.memory.trimming import over_limit
+from phionyx_letta.signing import Ed25519Signer, generate_key, get_signer
+
+CAUSE = {"event": "apply", "patch_id": "3f9c", "reviewer": "ada", "session": "s1"}
+SIGNER, STRANGER = Ed25519Signer("11" * 32), Ed25519Signer("22" * 32)
+
+
+def claim(signer: Ed25519Signer = SIGNER, **more: Any) -> str:
+    return make_claim({**CAUSE, **more}, "block-1", "sha256:aa", "sha256:bb", signer)
+
+
+class TestAName:
+    def test_is_read_back_whatever_the_label(self) -> None:
+        for label in ("human", "system/human", "a b: c"):
+            assert parse_block_name(block_name("agent-1", "block-1", label)) == ("agent-1", "block-1", label)
+
+    @pytest.mark.parametrize(
+        "name", ["", "human", "letta:", "letta:agent-1/block-1", "letta:agent-1//human", "./letta:a/b/c"]
+    )
+    def test_that_is_none_is_refused(self, name: str) -> None:
+        with pytest.raises(TargetRefused, match="does not name a block"):
+            parse_block_name(name)
+
+
+class TestARoute:
+    def test_is_the_configured_label_then_one_that_begins_so_then_human_and_never_the_persona_by_itself(self) -> None:
+        router = BlockRouter({"user": "about_ann"})
+        assert router.resolve_target_path("user", ["about_ann", "human"]) == "about_ann"
+        assert router.resolve_target_path("user", ["human", "user_notes"]) == "user_notes"
+        assert router.resolve_target_path("project", ["human", "project_x"]) == "project_x"
+        assert router.resolve_target_path("project", ["human", "persona"]) == "human"
+        assert router.resolve_target_path("project", ["notes", "persona"]) == "notes"
+
+
+class TestAClaim:
+    def test_says_what_was_signed(self) -> None:
+        said, reviewer = read_claim(claim(), SIGNER.verifier())
+        assert reviewer is None
+        assert {name: said[name] for name in CAUSE} == CAUSE
+        assert (said["block_id"], said["expected"], said["wrote"]) == ("block-1", "sha256:aa", "sha256:bb")
+
+    def test_of_another_key_or_changed_or_without_any_trusted_key_is_refused(self) -> None:
+        header = claim()
+        body, _, signature = header.partition(".")
+        fields = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        changed = base64.urlsafe_b64encode(json.dumps({**fields, "reviewer": "bob"}).encode()).decode().rstrip("=")
+        for given, verifier in (
+            (claim(STRANGER), SIGNER.verifier()),
+            (f"{changed}.{signature}", SIGNER.verifier()),
+            (header, None),
+        ):
+            with pytest.raises(UntrustedPatch, match="no key this server trusts"):
+                read_claim(given, verifier)
+
+    @pytest.mark.parametrize("given", ["", ".", "e30.e30", "%%%.x", "W10.e30", "a" * 20_000, "ZQ.ZQ", "MQ.MQ"])
+    def test_that_is_malformed_is_refused(self, given: str) -> None:
+        with pytest.raises(UntrustedPatch, match="malformed"):
+            read_claim(given, SIGNER.verifier())
+
+    def test_is_good_for_five_minutes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        header = claim()
+
+        class Later(datetime):
+            @classmethod
+            def now(cls, tz: Any = None) -> datetime:
+                return datetime.now(UTC) + timedelta(minutes=6)
+
+        monkeypatch.setattr(claims, "datetime", Later)
+        with pytest.raises(UntrustedPatch, match="too long ago"):
+            read_claim(header, SIGNER.verifier())
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Policy:
+    generate_key(tmp_path / "ada")
+    text = '[[reviewer]]\nname = "ada"\nkey = "ada.pub"\nblocks = ["human", "project*"]\n'
+    text += f'[[reviewer]]\nname = "bob"\nkey = "{STRANGER.public_key_hex}"\n'
+    (tmp_path / "reviewers.toml").write_text(text)
+    return Policy.load(str(tmp_path / "reviewers.toml"))
+
+
+class TestAPolicy:
+    def test_lets_each_reviewer_sign_in_his_own_name_only_and_nobody_else(self, policy: Policy, tmp_path: Path) -> None:
+        ada = get_signer({"PHIONYX_LETTA_SIGNING_KEY": str(tmp_path / "ada")})
+        assert isinstance(ada, Ed25519Signer)
+        _, reviewer = read_claim(claim(ada), SIGNER.verifier(), policy)
+        assert reviewer is not None
+        assert [reviewer.may_write(label) for label in ("human", "project_x", "persona")] == [True, True, False]
+        _, reviewer = read_claim(claim(STRANGER, reviewer="bob"), None, policy)
+        assert reviewer is not None
+        assert reviewer.may_write("persona")
+        for header in (claim(SIGNER), claim(ada, reviewer="bob"), claim(STRANGER)):
+            with pytest.raises(UntrustedPatch, match="in his own name"):
+                read_claim(header, SIGNER.verifier(), policy)
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("", "has to hold"),
+            ("reviewer = 1", "has to hold"),
+            ("[[reviewer]]\nname = 'a'", "name and key"),
+            ("[[reviewer]]\nname = 'a'\nkey = 'zz'", "cannot be used"),
+            (f"[[reviewer]]\nname = 'a'\nkey = '{'11' * 32}'\nmay = 1", "nothing else"),
+            (f"[[reviewer]]\nname = ''\nkey = '{'11' * 32}'", "have to be text"),
+            (f"[[reviewer]]\nname = 'a'\nkey = '{SIGNER.public_key_hex}'\nblocks = 'human'", "list of labels"),
+            (f"[[reviewer]]\nname = 'a'\nkey = '{SIGNER.public_key_hex}'\n" * 2, "twice"),
+            ("[[reviewer", "not TOML"),
+        ],
+    )
+    def test_that_is_wrong_says_where(self, text: str, said: str, tmp_path: Path) -> None:
+        path = tmp_path / "reviewers.toml"
+        path.write_text(text)
+        with pytest.raises(SettingsError, match=said):
+            Policy.load(str(path))
+        with pytest.raises(SettingsError, match="cannot be read"):
+            Policy.load(str(tmp_path / "none.toml"))
+
+
+class TestALimit:
+    def test_that_is_kept_is_nothing_to_say(self) -> None:
+        assert over_limit("a", "a\nb", None) is None
+        assert over_limit("a", "a\nb", 3) is None
+
+    def test_that_is_not_names_the_oldest_lines_that_would_make_room(self) -> None:
+        before = "# About\n\nfirst\nsecond\nthird"
+        after = before + "\nfourth"
+        assert over_limit(before, after, len(after) - 1) == {
+            "limit": len(after) - 1,
+            "length": len(after),
+            "trim": ["first"],
+            "enough": True,
+        }
+        assert over_limit(before, after, len(after) - 7)["trim"] == ["first", "second"]  # type: ignore[index]
+        assert over_limit("x", "y" * 100, 10) == {"limit": 10, "length": 100, "trim": [], "enough": False}
+
+
+class TestAnId:
+    """Two of 30 000 random ids that the filter took for an IBAN: changed, they would name no message and no session."""
+
+    MESSAGE, SESSION = "message-edc21380-00ad-4fbc-be44-5b2ed30f954d", "session-ba9966d8-d6f3-47e6-9e78-14000e062033"
+
+    async def _patch(self, message: str, session: str) -> Any:
+        class Said:
+            async def agenerate(self, prompt: str) -> str:
+                one = {"fact_key": "uv", "content": "- Uses uv.", "evidence": ["I use uv"], "rationale": ""}
+                return json.dumps([one])
+
+        living = LivingMemory(
+            ["./m.md"], Said(), sign=False, occurrence_path=None, occurrence_threshold=1, store_path="patches.jsonl"
+        )
+        records = [{"role": "user", "content": "I use uv", "id": message}]
+        [patch] = await living.propose_from_session(session, session_records=records)
+        return patch
+
+    def test_of_a_message_or_session_is_kept_as_it_is_unless_it_is_a_persons(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("m.md").write_text("")
+        patch = asyncio.run(self._patch(self.MESSAGE, self.SESSION))
+        assert patch.session_id == self.SESSION
+        assert patch.metadata["evidence"][0]["message_id"] == self.MESSAGE
+        Path("patches.jsonl").unlink()
+        patch = asyncio.run(self._patch("ada@corp.com", "ada@corp.com"))
+        assert "ada@corp" not in json.dumps(patch.to_dict())
