@@ -54,7 +54,7 @@ class Settings(BaseSettings):
         default=250, ge=1, le=60_000, description="Longest wait of a write on a locked outbox, ms."
     )
     poll_ms: int = Field(default=100, ge=5, le=60_000, description="How often the sealer looks for new rows, ms.")
-    batch: int = Field(default=500, ge=1, le=1000, description="Most envelopes sealed in one transaction.")
+    batch: int = Field(default=1000, ge=1, le=1000, description="Most envelopes sealed in one transaction.")
     sealer: bool = Field(default=True, description="Run a sealer in this process.")
     sinks: str = Field(
         default="",

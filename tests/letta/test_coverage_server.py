@@ -54,7 +54,7 @@ class Rig:
             "model": MODEL_HANDLE,
             "embedding": EMBEDDING_HANDLE,
             "memory_blocks": [{"label": "human", "value": "name: Ann"}, {"label": "persona", "value": "a rig"}],
-            "tools": TOOLS,
+            "tools": [*TOOLS, *(["send_message"] if kind == "memgpt_v2_agent" else [])],  # else it goes on for 50 steps
             "include_base_tools": False,
             **more,
         }

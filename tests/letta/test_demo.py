@@ -10,7 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,14 @@ _LONGEST = 300  # s
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Where the demo puts its temporary files; anybody may write to it, as to /tmp."""
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(parent.stat().st_mode | 0o055)
-    place = tmp_path / "t"
-    place.mkdir()
-    place.chmod(0o1777)
-    return place
+def folder() -> Iterator[Path]:
+    """Where the demo puts its temporary files; anybody may write to it, as to /tmp.
+
+    Not below ``tmp_path``: every pytest that starts beside this one takes that away from other users again.
+    """
+    with tempfile.TemporaryDirectory(prefix="phionyx-demo-test-", ignore_cleanup_errors=True) as place:
+        Path(place).chmod(0o1777)
+        yield Path(place)
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:

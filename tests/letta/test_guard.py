@@ -46,7 +46,7 @@ class Rig:
             "model": MODEL_HANDLE,
             "embedding": EMBEDDING_HANDLE,
             "memory_blocks": [{"label": "human", "value": "name: Ann"}],
-            "tools": ["core_memory_append"],
+            "tools": ["core_memory_append", "send_message"],  # without it the older kind goes on for 50 steps
             "include_base_tools": False,
         }
         answer = self.rest.post("/v1/agents/", json=body)

@@ -47,7 +47,7 @@ class TestManagedPaths:
         assert ManagedFiles(["loops/**/*.md"]).names() == ["loops/a.md"]
         assert ManagedFiles(["loops/*/*/*/*.md"]).names() == []
         assert ManagedFiles(["loops/**/.dot/*.md"]).names() == ["loops/.dot/b.md"]
-        assert time.monotonic() - begun < 5  # a walk through the links takes 3 ** 40 steps
+        assert time.monotonic() - begun < 60  # a walk through the links takes 3 ** 40 steps
 
     def test_the_folder_in_front_of_a_wildcard_may_be_reached_in_any_way(self, here):
         (here / "real").mkdir()

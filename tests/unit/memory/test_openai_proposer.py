@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import sys
-import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -118,15 +117,13 @@ class TestTroubleThatPasses:
 
     def test_a_slow_answer_is_given_up_and_asked_for_again(self):
         with Endpoint(after(3, GOOD), GOOD) as endpoint:
-            start = time.monotonic()
             assert len(propose(endpoint, timeout=0.5).proposals) == 1
-            assert time.monotonic() - start < 2.5
+        assert len(endpoint.requests) == 2
 
     def test_a_trickle_is_given_up(self):
         with Endpoint(trickles, GOOD) as endpoint:
-            start = time.monotonic()
             assert len(propose(endpoint, timeout=0.5).proposals) == 1
-            assert time.monotonic() - start < 3
+        assert len(endpoint.requests) == 2
 
     @pytest.mark.parametrize("form", ["seconds", "date"])
     def test_retry_after_is_kept(self, form):
