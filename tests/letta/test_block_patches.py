@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,3 +208,17 @@ def test_a_server_that_is_away_or_not_armed_is_not_written_to(rig: Rig, letta: A
     assert "does not answer" in away["error"]
     other = rig.command("memory", "apply", patch, code=1, PHIONYX_LETTA_SERVER_URL=letta.base_url)
     assert "does not exist" in other["error"]  # that server has no such block
+
+
+def test_inside_the_servers_process_the_same_is_done_without_rest(
+    run_in_letta: Callable[..., Any], new_letta_database: Callable[[], str], tmp_path: Path
+) -> None:
+    generate_key(tmp_path / "key")
+    script = Path(__file__).parent / "scripts" / "server_blocks.py"
+    env = {"PHIONYX_LETTA_SIGNING_KEY": str(tmp_path / "key")}
+    found = run_in_letta(script, database=new_letta_database(), plugin=True, env=env)
+    assert (found["applied"], found["reverted"], found["at last"]) == ("Ada\nLikes tea.", "Ada", "Eve")
+    assert [(one["event"], one["reviewer"]) for one in found["behind"]] == [("apply", "ada"), ("revert", "ada")]
+    assert found["raced"][0] == found["conflict"][0] == "DiffConflictError"
+    assert "may hold 500 characters" in found["too long"][1]
+    assert "is not attached to agent-none" in found["no such"][1]

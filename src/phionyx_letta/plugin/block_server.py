@@ -1,0 +1,133 @@
+"""The blocks of Letta agents inside the server's own process: a program there needs no REST API to apply a patch.
+
+Letta's managers belong to the server's event loop, so this is for another thread. The write is the one that REST makes, with the
+same compare-and-swap in its transaction and the same evidence (``capture``); a claim needs no signature here, for whoever runs in
+this process has the server's key anyhow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from phionyx_letta.diff import content_hash
+from phionyx_letta.errors import TargetRefused
+from phionyx_letta.memory.blocks import BlockName, parse_block_name
+from phionyx_letta.plugin import attribution
+
+__all__ = ["ServerBlocks"]
+
+#: Longest wait for Letta's own loop, s.
+_LONGEST = 60.0
+
+
+class ServerBlocks:
+    """``Targets``: all blocks of the Letta server of this process."""
+
+    def __init__(self, manager: Any, actor: Any, loop: asyncio.AbstractEventLoop, *, read_only: bool = False) -> None:
+        """Nothing is read yet.
+
+        Args:
+            manager: Letta's ``BlockManager``.
+            actor: Letta's user in whose name is read and written.
+            loop: the server's event loop; it must not be the caller's.
+            read_only: whether blocks that are read-only may be written.
+        """
+        self.manager = manager
+        self.actor = actor
+        self.read_only = read_only
+        self._loop = loop
+
+    def names(self) -> list[str]:
+        """Return none: patches name their blocks, nobody goes through all of a server's."""
+        return []
+
+    def about(self, name: str) -> str:
+        """Return the description of a block."""
+        return str(getattr(self.resolve(name).fetched(), "description", None) or "")
+
+    def resolve(self, name: str) -> _ServerBlock:
+        """Return the block of this name.
+
+        Raises:
+            TargetRefused: it does not name a block.
+        """
+        return _ServerBlock(self, name, parse_block_name(name))
+
+    def wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Have the server's loop do it, and wait."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_LONGEST)
+
+
+class _ServerBlock:
+    """A ``Target``: one block of one agent."""
+
+    def __init__(self, server: ServerBlocks, name: str, parts: BlockName) -> None:
+        self._server = server
+        self._agent_id = parts.agent_id
+        self.name = name
+        self.identity = parts.block_id
+        self.label = parts.label
+        self.records_itself = True
+
+    @property
+    def limit(self) -> int | None:
+        limit = getattr(self.fetched(), "limit", None)
+        return limit if isinstance(limit, int) else None
+
+    def notes(self) -> list[str]:
+        others = sorted(set(self._agents()) - {self._agent_id})
+        return [f"shared: it is also the memory of {', '.join(others)}"] if others else []
+
+    def fetched(self) -> Any:
+        """Return Letta's block.
+
+        Raises:
+            TargetRefused: it was deleted.
+        """
+        found = self._server.wait_for(self._server.manager.get_block_by_id_async(self.identity, self._server.actor))
+        if found is None:
+            raise TargetRefused(f"the block {self.label} ({self.identity}) does not exist any more", "reject the patch")
+        return found
+
+    def read(self) -> str | None:
+        found = self.fetched()
+        if self._agent_id not in self._agents():
+            raise TargetRefused(
+                f"the block {self.label} ({self.identity}) is not attached to {self._agent_id} any more",
+                "attach it again, or reject the patch: it was meant for that agent's memory",
+            )
+        if found.read_only and not self._server.read_only:
+            raise TargetRefused(f"the block {self.label} ({self.identity}) is read-only", "make it writable")
+        return str(found.value or "")
+
+    def write(self, expected: str | None, text: str, cause: Mapping[str, Any] | None = None) -> str | None:
+        limit = self.limit
+        if limit is not None and len(text) > limit:
+            raise TargetRefused(
+                f"the block {self.label} may hold {limit} characters, and would hold {len(text)}", "trim the patch"
+            )
+        claim = {
+            **(cause or {}),
+            "block_id": self.identity,
+            "expected": content_hash(expected or ""),
+            "wrote": content_hash(text),
+        }
+        self._server.wait_for(self._written(text, claim))
+        return None
+
+    async def _written(self, text: str, claim: Mapping[str, Any]) -> None:
+        from letta.schemas.block import BlockUpdate
+
+        with attribution.attributed(claim=claim):
+            update = BlockUpdate(value=text)
+            await self._server.manager.update_block_async(
+                block_id=self.identity, block_update=update, actor=self._server.actor
+            )
+
+    def _agents(self) -> list[str]:
+        found = self._server.manager.get_agents_for_block_async(
+            block_id=self.identity, actor=self._server.actor, limit=1000
+        )
+        return [agent.id for agent in self._server.wait_for(found)]
