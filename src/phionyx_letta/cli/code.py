@@ -1,0 +1,150 @@
+"""`code`: evidence for the agents of Letta Code, whose memory is a git repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phionyx_letta.cli.failures import FAILED, NOT_MEASURED, OK, CommandError
+from phionyx_letta.cli.options import Json
+from phionyx_letta.cli.output import answer, safe, short
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from phionyx_letta.letta_code.places import AgentMemory
+
+__all__ = ["code"]
+
+code = typer.Typer(
+    help="Letta Code: record the git memory of its agents, check it, and look after its hooks.\n\nSee docs/letta-code.md.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+LettaDir = Annotated[
+    Path | None, typer.Option("--letta-dir", metavar="DIR", help="Letta Code's folder. Default: ~/.letta.")
+]
+CodeLedger = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger",
+        metavar="URL",
+        help="Database URL or SQLite file. Default: PHIONYX_LETTA_LEDGER, else ledger.db in PHIONYX_LETTA_HOME.",
+    ),
+]
+
+
+@code.callback()
+def _group() -> None:
+    """Keep the group a group while it has one command."""
+
+
+@code.command(short_help="Record what was committed to the memories.")
+def ingest(
+    agent: Annotated[
+        list[str] | None, typer.Option("--agent", metavar="ID", help="Only this agent; may be given several times.")
+    ] = None,
+    memory: Annotated[
+        Path | None,
+        typer.Option("--memory", metavar="DIR", help="The memory repository of the one --agent, wherever it is."),
+    ] = None,
+    letta_dir: LettaDir = None,
+    ledger: CodeLedger = None,
+    as_json: Json = False,
+) -> int:
+    """Record each commit of each agent's memory as signed envelopes, one for each changed file. Run it as often as you like.
+
+    What was recorded is not recorded again. Rewritten history, and what could not be read, is recorded as such; what is not committed
+    is told. Exit 1 where a memory could not be read or has a gap, 2 where there is no memory.
+    """
+    from phionyx_letta.letta_code.sealing import ingest as record
+    from phionyx_letta.letta_code.sealing import opened_ledger
+    from phionyx_letta.plugin.runtime import load_key
+    from phionyx_letta.settings import load_settings
+
+    settings = load_settings()
+    memories = chosen_memories(agent, memory, letta_dir)
+    with opened_ledger(ledger_url(ledger)) as opened:
+        result = record(opened, load_key(settings), settings, memories)
+    gaps = any(one["gaps"] for one in result.agents)
+    page = {
+        "envelopes": result.envelopes,
+        "agents": result.agents,
+        "problems": result.problems,
+        "checkpoint": result.checkpoint,
+        "delivered": result.delivered,
+    }
+    answer(page, as_json=as_json, show=lambda console: _show_ingest(console, page))
+    if result.problems or gaps or result.delivered is False:
+        return FAILED
+    return OK if memories else NOT_MEASURED
+
+
+def ledger_url(given: str | None) -> str:
+    """The database URL of the ledger of these commands.
+
+    Raises:
+        CommandError: what is given is a folder, or a malformed URL.
+    """
+    from phionyx_letta.cli.ledgers import refuse_malformed_url
+    from phionyx_letta.letta_code.sealing import default_ledger
+    from phionyx_letta.settings import load_settings
+
+    name = given or default_ledger(load_settings())
+    if "://" in name:
+        return name
+    refuse_malformed_url(name)
+    if Path(name).is_dir():
+        raise CommandError(f"{name} is a folder, and this command needs the ledger's database", "give a SQLite file")
+    return f"sqlite:///{Path(name).absolute()}"
+
+
+def chosen_memories(agents: list[str] | None, memory: Path | None, letta_dir: Path | None) -> list[AgentMemory]:
+    """The memories a command works on.
+
+    Raises:
+        CommandError: an agent has none, or a memory is given without the one agent it is of.
+    """
+    from phionyx_letta.letta_code.places import AgentMemory, Home
+
+    if memory is not None:
+        if not agents or len(agents) != 1:
+            raise CommandError("--memory is of one agent", "give its --agent")
+        return [AgentMemory(agents[0], memory.absolute())]
+    home = Home.find(letta_dir)
+    found = home.memories()
+    if not agents:
+        return found
+    missing = sorted(set(agents) - {one.agent_id for one in found})
+    if missing:
+        raise CommandError(
+            f"there is no memory of {', '.join(missing)} in {home.letta}", "give --memory, or --letta-dir"
+        )
+    return [one for one in found if one.agent_id in agents]
+
+
+def _show_ingest(console: Console, page: dict[str, Any]) -> None:
+    if not page["agents"] and not page["problems"]:
+        console.print("no memory of Letta Code is here; give --letta-dir, or --agent and --memory", soft_wrap=True)
+    for one in page["agents"]:
+        line = f"{safe(one['agent_id'])}: {one['envelopes']} envelopes of {one['commits']} commits, at {short(one['tip'] or '-', 12)}"
+        console.print(line, soft_wrap=True)
+        if one["rewrites"]:
+            console.print(f"  history was rewritten {one['rewrites']} times", style="yellow")
+        for gap in one["gaps"]:
+            console.print(f"  gap: {safe(gap.get('why') or gap['reason'])}", style="red", soft_wrap=True)
+        for file in one["uncommitted"]:
+            console.print(f"  not committed: {safe(file['path'] or file.get('why'))} ({file['state']})", soft_wrap=True)
+    for problem in page["problems"]:
+        console.print(
+            f"{safe(problem['agent_id'])}: {safe(problem['what'])}; {safe(problem['remedy'])}",
+            style="red",
+            soft_wrap=True,
+        )
+    if page["checkpoint"] is not None:
+        console.print(f"checkpoint of {page['checkpoint']} envelopes")
+    if page["delivered"] is False:
+        console.print("not every sink took the checkpoint; it is offered again", style="red")

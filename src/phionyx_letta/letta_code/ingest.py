@@ -1,0 +1,445 @@
+"""Recording a memory repository: each commit of the memory branch becomes one envelope for each file it changed.
+
+Git is read without the ledger's lock; what was prepared is written in one transaction with the cursor, if nobody else moved the cursor
+meanwhile. So several processes may do this at once, and one that is killed has recorded whole commits or nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from phionyx_letta import __version__
+from phionyx_letta.diff import MemoryDiff
+from phionyx_letta.envelope import (
+    CONTENT_UNKNOWN,
+    MemoryConsolidationAudit,
+    MemoryMutationContext,
+    ParsedJson,
+    draft_memory_envelope,
+)
+from phionyx_letta.errors import StoreError
+from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.bulk import among
+from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.ledger.statements import refuse_retired
+from phionyx_letta.ledger.writer import BlockState, LedgerWriter, read_block_states
+from phionyx_letta.letta_code.changes import (
+    HISTORY,
+    Mutation,
+    Unread,
+    block_id,
+    claims,
+    file_name,
+    label_of,
+    mutations,
+)
+from phionyx_letta.letta_code.cursor import SOURCE, Cursor, create_table, read_cursor, store_cursor
+from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable, TooManyFiles
+from phionyx_letta.letta_code.history import NAMED, Back, Forward, Move, moves, steps
+from phionyx_letta.letta_code.objects import ABSENT, Commit, Content, Objects, changed_files, content_diff
+from phionyx_letta.letta_code.repository import MemoryRepository
+from phionyx_letta.plugin.runtime import PluginKey
+
+__all__ = ["AgentReport", "Recorder"]
+
+PRODUCER = "letta-code.git"
+_OVERTAKEN = 50
+_EMPTY = MemoryDiff(ABSENT.digest, ABSENT.digest, 0, 0, 0, 0, 0)
+#: How Letta Code 0.34 names the branches of its reflection subagents, which it merges.
+_REFLECTION = re.compile(r"\bletta/([A-Za-z0-9_.-]{1,60})/")
+
+
+@dataclass
+class AgentReport:
+    """What one run did for one agent."""
+
+    agent_id: str
+    path: str
+    tip: str | None = None
+    branch: str = ""
+    commits: int = 0
+    """Commits recorded for the first time."""
+    envelopes: int = 0
+    rewrites: int = 0
+    gaps: list[dict[str, Any]] = field(default_factory=list)
+    """What could not be recorded as it was, and why; each is in an envelope too."""
+
+
+class _OvertakenError(Exception):
+    """Another process recorded this agent meanwhile."""
+
+
+@dataclass(slots=True)
+class _Item:
+    """A mutation with what its envelope says of where it comes from."""
+
+    mutation: Mutation
+    run: str
+    nonce: str
+    letta: dict[str, Any]
+
+
+class Recorder:
+    """Records memory repositories in a ledger."""
+
+    def __init__(self, ledger: SqlLedger, key: PluginKey, *, include_text: bool = False, batch: int = 500) -> None:
+        """Make the cursor's table.
+
+        Args:
+            ledger: with its tables.
+            key: signs.
+            include_text: keep unified diffs, and so content.
+            batch: envelopes of a transaction; one commit is never divided.
+
+        Raises:
+            StoreError: the ledger is salted, which this does not do.
+        """
+        if ledger.salted():
+            raise StoreError(
+                "this ledger is salted, and the memory of Letta Code is recorded with bare hashes",
+                "give it a ledger of its own: --ledger sqlite:///FILE",
+            )
+        self.ledger, self.key = ledger, key
+        self.include_text, self.batch = include_text, batch
+        with ledger.writing() as connection:
+            assert connection is not None
+            create_table(connection)
+
+    def record(self, agent: str, path: Path) -> AgentReport:
+        """Record what is new in one agent's memory.
+
+        Raises:
+            MemoryUnreadable: the repository cannot be read as it stands, or another process is always faster.
+            LedgerUnavailable, SigningKeyError: nothing more is recorded.
+        """
+        for _ in range(_OVERTAKEN):
+            try:
+                return _Run(self, agent, path).run()
+            except _OvertakenError:
+                continue
+        raise MemoryUnreadable(f"other processes keep recording {path}", "it is tried again in the next run")
+
+
+class _Run:
+    """One pass over one repository."""
+
+    def __init__(self, recorder: Recorder, agent: str, path: Path) -> None:
+        self.recorder, self.agent, self.path = recorder, agent, path
+        self.ledger, self.signer = recorder.ledger, recorder.key.signer
+        self.report = AgentReport(agent, str(path))
+        self.items: list[_Item] = []
+        self.new_commits: set[str] = set()
+        with self.ledger.engine.connect() as connection:
+            self.stored = read_cursor(connection, self.signer, agent)
+
+    def run(self) -> AgentReport:
+        try:
+            repository = MemoryRepository(self.path)
+        except MemoryUnreadable:
+            self._note_gone()
+            raise
+        with Objects(repository.git) as objects:
+            snapshot = repository.snapshot(objects, self.stored.places)
+            self.report.tip, self.report.branch = snapshot.tip, snapshot.ref
+            self._check_tip(objects, snapshot.tip)
+            cursor = replace(self.stored, ref=snapshot.ref, path=str(self.path), problem="")
+            pending = cursor.at != cursor.tip
+            for move in moves(cursor.tip, snapshot, self.stored.ref, self.stored.places):
+                at = cursor.at if pending else None
+                cursor = self._move(objects, repository, move, cursor, at)
+                pending = False
+                if len(self.items) >= self.recorder.batch:
+                    self._write(cursor)
+        if cursor != self.stored or self.items:
+            self._write(cursor)
+        return self.report
+
+    def _check_tip(self, objects: Objects, tip: str | None) -> None:
+        try:
+            if tip is not None:
+                objects.tree(objects.commit(tip).tree)
+        except ObjectUnreadable as error:
+            raise MemoryUnreadable(
+                f"HEAD of {self.path} cannot be read: {error.message}", f"check it: git -C {self.path} fsck"
+            ) from None
+
+    # -- one move of the branch -----------------------------------------------------------------------------------
+
+    def _move(
+        self, objects: Objects, repository: MemoryRepository, move: Move, cursor: Cursor, at: str | None
+    ) -> Cursor:
+        """Prepare a move; what is written on the way is remembered in `at`."""
+        done = replace(cursor, places=move.places)
+        if move.new == cursor.tip and at is None:
+            return done
+        move = replace(move, old=cursor.tip)
+        try:
+            plan = list(steps(objects, repository.git, move, self._first_recorded))
+            if at is not None:
+                after = [number for number, step in enumerate(plan) if _reached(step) == at]
+                plan = (
+                    plan[after[0] + 1 :]
+                    if after
+                    else list(steps(objects, repository.git, replace(move, old=at), self._first_recorded))
+                )
+        except ObjectUnreadable as error:
+            self._gap("unreadable", error.message, cursor.at, move, {"to": move.new})
+            return done
+        move_id = secrets.token_hex(16)
+        recorded = self._recorded([step.commit for step in plan if isinstance(step, Forward)])
+        for step in plan:
+            if isinstance(step, Back):
+                self._back(objects, step, move, move_id, cursor)
+            else:
+                self._forward(objects, repository, step, move, move_id, step.commit in recorded)
+            cursor = replace(cursor, at=_reached(step))
+            if len(self.items) >= self.recorder.batch and step is not plan[-1]:
+                self._write(cursor)
+        return replace(done, tip=move.new, at=move.new)
+
+    def _forward(
+        self, objects: Objects, repository: MemoryRepository, step: Forward, move: Move, move_id: str, again: bool
+    ) -> None:
+        if step.cut:
+            why = "shallow" if step.commit in repository.shallow() else "parents_missing"
+            self._gap(
+                why, "the commits before this one are not in the repository", step.commit, move, {"to": step.commit}
+            )
+        commit = objects.commit(step.commit)
+        letta: dict[str, Any] = {
+            "commit": step.commit,
+            "head": step.commit,
+            "seen_by": "reflog" if move.entry else "tip",
+            "claims": claims(commit),
+        }
+        again = again or step.commit in self.new_commits
+        if again:
+            letta["again"] = True
+        if len(commit.parents) > 1:
+            letta["merged"] = list(step.merged)
+        run = f"move:{move_id}" if again else f"commit:{step.commit}"
+        method = _reflection(move, commit)
+        for mutation in self._changes(objects, self._tree(objects, step.parent), commit.tree, step.commit, move):
+            if method is not None and mutation.kind in ("write", "append"):
+                mutation.kind = "consolidate"
+                mutation.audit = self._audit(mutation, method, step.merged or (step.commit,))
+            nonce = secrets.token_hex(16) if again else self._nonce(step.commit, mutation.path)
+            self.items.append(_Item(mutation, run, nonce, letta))
+        if not again:
+            self.new_commits.add(step.commit)
+            self.report.commits += 1
+
+    def _back(self, objects: Objects, step: Back, move: Move, move_id: str, cursor: Cursor) -> None:
+        self.report.rewrites += 1
+        if step.vanished:  # what the ledger holds then tells what was there: it must hold all that is prepared
+            self._write(cursor)
+            self.report.gaps.append({"reason": "vanished", "from": step.old, "to": move.new})
+        details: dict[str, Any] = {"from": step.old, "base": step.base, "to": move.new}
+        if step.dropped_total:
+            details["dropped"], details["dropped_total"] = list(step.dropped), step.dropped_total
+        if move.log_lost:
+            details["reflog"] = "it does not go on where it was read last"
+        self._history("history_lost" if step.vanished else "history_rewritten", step.base, move, details)
+        letta = {"commit": step.base, "head": step.base, "seen_by": "reflog" if move.entry else "tip", "rewound": True}
+        base = self._tree(objects, step.base)
+        found: Iterator[Mutation] | list[Mutation]
+        if step.vanished:
+            found = self._from_ledger(objects, base)
+        else:
+            found = self._changes(objects, self._tree(objects, step.old), base, step.base, move)
+        for mutation in found:
+            self.items.append(_Item(mutation, f"move:{move_id}", secrets.token_hex(16), letta))
+
+    def _changes(
+        self, objects: Objects, before: str | None, after: str | None, commit: str | None, move: Move
+    ) -> Iterator[Mutation]:
+        unread = Unread()
+        try:
+            yield from mutations(objects, before, after, include_text=self.recorder.include_text, unread=unread)
+        except (ObjectUnreadable, TooManyFiles) as error:
+            reason = "too_many_files" if isinstance(error, TooManyFiles) else "unreadable"
+            self._gap(reason, error.message, commit, move, {"to": commit})
+        if unread.paths:
+            details = {"to": commit, "paths": unread.paths[:NAMED], "paths_total": len(unread.paths)}
+            self._gap("unreadable", unread.why, commit, move, details)
+
+    def _from_ledger(self, objects: Objects, tree: str | None) -> list[Mutation]:
+        """From what the ledger last recorded to a tree, where git cannot tell any more what was there."""
+        with self.ledger.engine.connect() as connection:
+            columns = tables.block.c
+            prefix = block_id(self.agent, "")
+            ids = connection.execute(
+                select(columns.block_id).where(columns.block_id.startswith(prefix, autoescape=True))
+            )
+            known = read_block_states(connection, self.signer, ids.scalars().all())
+        states = {name.removeprefix(prefix): state for name, state in known.items()}
+        states.pop(HISTORY, None)
+        found = []
+        for path, _, entry in changed_files(objects, None, tree):
+            name, content = file_name(path), objects.content(entry)
+            before = _held(states.pop(name, None))
+            if before.digest != content.digest:
+                diff = content_diff(before, content, include_text=False)
+                found.append(Mutation(name, label_of(name, content.text), "write", "restored", diff))
+        for name, state in sorted(states.items()):
+            before = _held(state)
+            if before.digest != ABSENT.digest:
+                diff = content_diff(before, ABSENT, include_text=False)
+                found.append(Mutation(name, state.label, "delete", "delete", diff))
+        return found
+
+    @staticmethod
+    def _tree(objects: Objects, oid: str | None) -> str | None:
+        return None if oid is None else objects.commit(oid).tree
+
+    def _audit(self, mutation: Mutation, method: str, merged: Sequence[str]) -> MemoryConsolidationAudit:
+        assert mutation.diff is not None
+        return MemoryConsolidationAudit(
+            from_episodic=[f"commit:{oid}" for oid in merged],
+            to_semantic=[f"{block_id(self.agent, mutation.path)}@{mutation.diff.after_hash}"],
+            consolidation_method=f"letta-code.{method}",
+        )
+
+    def _nonce(self, commit: str, path: str) -> str:
+        return hashlib.sha256("\0".join((self.agent, commit, path)).encode()).hexdigest()[:32]
+
+    # -- what happened to the repository itself -------------------------------------------------------------------
+
+    def _history(self, event: str, head: str | None, move: Move | None, details: dict[str, Any]) -> None:
+        if move is not None and move.entry is not None:
+            details = {**details, "reflog_entry": {"action": move.entry.action, "at": move.entry.at}}
+        letta = {"head": head, "content": CONTENT_UNKNOWN, "history": details}
+        mutation = Mutation(HISTORY, "history", "write", event, None)
+        self.items.append(_Item(mutation, f"move:{secrets.token_hex(16)}", secrets.token_hex(16), letta))
+
+    def _gap(self, reason: str, why: str, head: str | None, move: Move | None, details: dict[str, Any]) -> None:
+        self.report.gaps.append({"reason": reason, "why": why, **details})
+        self._history("gap", head, move, {"reason": reason, "why": why, **details})
+
+    def _note_gone(self) -> None:
+        """The repository is not there any more: recorded once."""
+        if self.stored.tip is not None and self.stored.problem != "gone" and self.stored.path == str(self.path):
+            self._gap(
+                "repository_gone", "there is no git repository any more", self.stored.at, None, {"from": self.stored.at}
+            )
+            self._write(replace(self.stored, problem="gone"))
+
+    # -- the ledger -----------------------------------------------------------------------------------------------
+
+    def _recorded(self, commits: Sequence[str]) -> set[str]:
+        """Which of these commits the ledger has."""
+        found: set[str] = set()
+        columns = tables.envelope.c
+        with self.ledger.engine.connect() as connection:
+            for start in range(0, len(commits), 500):
+                runs = [f"commit:{oid}" for oid in commits[start : start + 500]]
+                query = select(columns.run_id).where(
+                    columns.trace_id == self.agent, among(connection, columns.run_id, runs)
+                )
+                found.update(run.removeprefix("commit:") for run in connection.execute(query).scalars())
+        return found
+
+    def _first_recorded(self, commits: Sequence[str]) -> str | None:
+        known = self._recorded(commits) | self.new_commits
+        return next((one for one in commits if one in known), None)
+
+    def _write(self, cursor: Cursor) -> None:
+        """Write what is prepared, and the cursor, unless somebody else did meanwhile."""
+        with self.ledger.writing() as connection:
+            assert connection is not None
+            refuse_retired(connection, self.signer)
+            if read_cursor(connection, self.signer, self.agent) != self.stored:
+                raise _OvertakenError
+            writer = LedgerWriter(connection, self.signer, known=self.ledger.known_log)
+            written = self._write_items(connection, writer)
+            store_cursor(connection, self.signer, self.agent, cursor)
+        if written:
+            self.ledger.known_log = writer.log.frontier
+        self.report.envelopes += written
+        self.stored = cursor
+        self.items.clear()
+
+    def _write_items(self, connection: Connection, writer: LedgerWriter) -> int:
+        written = 0
+        for start in range(0, len(self.items), self.recorder.batch):
+            part = self.items[start : start + self.recorder.batch]
+            writer.load_blocks(block_id(self.agent, item.mutation.path) for item in part)
+            writer.load_runs((self.agent, item.run) for item in part)
+            for item in part:
+                self._add(writer, item)
+            written += writer.flush()
+        return written
+
+    def _add(self, writer: LedgerWriter, item: _Item) -> None:
+        mutation, block = item.mutation, block_id(self.agent, item.mutation.path)
+        letta = {
+            "source": SOURCE,
+            "event": mutation.event,
+            "agent_id": self.agent,
+            "run_id": item.run,
+            "path": mutation.path,
+            **item.letta,
+            **mutation.details,
+            "nonce": item.nonce,
+        }
+        diff = _EMPTY if mutation.diff is None else mutation.diff
+        known = writer.block(block)
+        if mutation.diff is not None and known is not None and known.after_hash not in (None, diff.before_hash):
+            letta["unlinked"] = (
+                "what was recorded last is not what git has as the state before: a change between is missing"
+            )
+            letta["git_before_hash"] = diff.before_hash
+            diff = _continued(known, diff)
+        chain = writer.chain(self.agent)
+        draft = draft_memory_envelope(
+            MemoryMutationContext(
+                trace_id=self.agent,
+                turn_index=writer.turn(self.agent, item.run),
+                producer=PRODUCER,
+                block_id=block,
+                block_label=mutation.label,
+                mutation_kind=mutation.kind,
+                diff=diff,
+                consolidation_audit=mutation.audit,
+                metadata=ParsedJson(letta=letta),
+            ),
+            previous_hash=chain.head,
+            package_version=__version__,
+            key_id=self.signer.key_id,
+            position=chain.length,
+        )
+        writer.add_draft(draft, nonce=item.nonce, agents=[self.agent])
+
+
+def _reached(step: Forward | Back) -> str | None:
+    return step.commit if isinstance(step, Forward) else step.base
+
+
+def _reflection(move: Move, commit: Commit) -> str | None:
+    """What kind of subagent's branch was merged; by the reflog, else by the message of a merge. Both are claims."""
+    if move.entry is not None and move.entry.action.startswith("merge "):
+        found = _REFLECTION.search(move.entry.action)
+        return found[1] if found else None
+    found = _REFLECTION.search(commit.message[:500]) if len(commit.parents) > 1 else None
+    return found[1] if found else None
+
+
+def _held(state: BlockState | None) -> Content:
+    """What the ledger knows of a file's content."""
+    if state is None or state.after_hash is None:
+        return ABSENT
+    return Content(state.after_hash, state.after_size, state.chars, None)
+
+
+def _continued(known: BlockState, diff: MemoryDiff) -> MemoryDiff:
+    """The same change, from what the ledger recorded last: all of that counts as replaced."""
+    after = Content(diff.after_hash, diff.after_size_bytes, diff.added_chars + diff.unchanged_chars, None)
+    return content_diff(_held(known), after, include_text=False)
