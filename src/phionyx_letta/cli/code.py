@@ -14,6 +14,7 @@ from phionyx_letta.cli.output import answer, safe, short
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from phionyx_letta.letta_code.hooks import Hooks, HooksState
     from phionyx_letta.letta_code.places import AgentMemory
 
 __all__ = ["code"]
@@ -35,11 +36,6 @@ CodeLedger = Annotated[
         help="Database URL or SQLite file. Default: PHIONYX_LETTA_LEDGER, else ledger.db in PHIONYX_LETTA_HOME.",
     ),
 ]
-
-
-@code.callback()
-def _group() -> None:
-    """Keep the group a group while it has one command."""
 
 
 @code.command(short_help="Record what was committed to the memories.")
@@ -67,6 +63,9 @@ def ingest(
 
     settings = load_settings()
     memories = chosen_memories(agent, memory, letta_dir)
+    hooks = _hooks(letta_dir)
+    if hooks.installed:
+        hooks.cover(memories)
     with opened_ledger(ledger_url(ledger)) as opened:
         result = record(opened, load_key(settings), settings, memories)
     gaps = any(one["gaps"] for one in result.agents)
@@ -81,6 +80,52 @@ def ingest(
     if result.problems or gaps or result.delivered is False:
         return FAILED
     return OK if memories else NOT_MEASURED
+
+
+@code.command(short_help="Let hooks note who makes which commit.")
+def install(letta_dir: LettaDir = None, as_json: Json = False) -> int:
+    """Put hooks into Letta Code's settings.json and into each memory repository: they note conversation and tool call.
+
+    They only write a small file, and never fail a turn. What is there already is kept and goes on running. Without hooks
+    everything is recorded too, but not in which conversation it was done. Agents made later are covered by the next ingest.
+    """
+    return _told(_hooks(letta_dir).install(chosen_memories(None, None, letta_dir)), as_json)
+
+
+@code.command(short_help="Take the hooks out again.")
+def uninstall(letta_dir: LettaDir = None, as_json: Json = False) -> int:
+    """Take the hooks out, and put back what was there before: byte for byte where nobody changed it since."""
+    state = _hooks(letta_dir).uninstall(chosen_memories(None, None, letta_dir))
+    _told(state, as_json)
+    return FAILED if state.settings in ("installed", "partly") or "installed" in state.repositories.values() else OK
+
+
+@code.command(short_help="Show how the hooks stand.")
+def status(letta_dir: LettaDir = None, as_json: Json = False) -> int:
+    """Show whether the hooks are in place, of which agents, and how many of their notes wait. Exit 2 where one is missing."""
+    return _told(_hooks(letta_dir).state(chosen_memories(None, None, letta_dir)), as_json)
+
+
+def _hooks(letta_dir: Path | None) -> Hooks:
+    from phionyx_letta.letta_code.hooks import Hooks
+    from phionyx_letta.letta_code.places import Home
+    from phionyx_letta.settings import load_settings
+
+    return Hooks(Home.find(letta_dir), load_settings().home_path())
+
+
+def _told(state: HooksState, as_json: bool) -> int:
+    page = {"settings": state.settings, "repositories": state.repositories, "waiting": state.waiting}
+
+    def show(console: Console) -> None:
+        console.print(f"settings.json  {page['settings']}")
+        for agent, found in state.repositories.items():
+            console.print(f"{safe(agent)}  {safe(found)}", soft_wrap=True)
+        console.print(f"{state.waiting} notes wait for the next ingest")
+
+    answer(page, as_json=as_json, show=show)
+    whole = state.settings == "installed" and set(state.repositories.values()) <= {"installed"}
+    return OK if whole else NOT_MEASURED
 
 
 def ledger_url(given: str | None) -> str:

@@ -15,6 +15,7 @@ from phionyx_letta.diff import MemoryDiff
 from phionyx_letta.envelope import MemoryConsolidationAudit
 from phionyx_letta.letta_code.errors import ObjectUnreadable
 from phionyx_letta.letta_code.objects import (
+    ABSENT,
     SUBMODULE,
     SYMLINK,
     Commit,
@@ -25,10 +26,8 @@ from phionyx_letta.letta_code.objects import (
     content_diff,
 )
 
-__all__ = ["HISTORY", "Mutation", "Unread", "block_id", "claims", "file_name", "label_of", "mutations"]
+__all__ = ["Mutation", "Unread", "block_id", "claims", "file_name", "label_of", "mutations"]
 
-#: In the place of a path, which it cannot be: what happened to the repository itself.
-HISTORY = ".git"
 _FRONT = re.compile(r"\A---[ \t]*\r?\n(.*?)(?:\r?\n)?^---[ \t]*\r?$\n?", re.DOTALL | re.MULTILINE)
 _FIELD = re.compile(r"^(name|label):[ \t]*(.*?)[ \t]*\r?$", re.MULTILINE)
 _TRAILER = re.compile(
@@ -42,7 +41,8 @@ _KINDS = {SYMLINK: "symlink", SUBMODULE: "submodule"}
 class Mutation:
     """One change of one memory file, or of the repository itself."""
 
-    path: str
+    path: str | None
+    """As `file_name` writes it; None where it is about the repository itself."""
     label: str
     kind: str
     event: str
@@ -71,9 +71,9 @@ def file_name(path: bytes) -> str:
     return "".join(out)
 
 
-def block_id(agent: str, name: str) -> str:
-    """The block a memory file is, in the ledger."""
-    return f"{agent}:{name}"
+def block_id(agent: str, name: str | None) -> str:
+    """The block a memory file is in the ledger; without a name that of the repository's own history, which no file can be."""
+    return f"{agent}#history" if name is None else f"{agent}:{name}"
 
 
 def label_of(name: str, text: str | None) -> str:
@@ -120,12 +120,17 @@ def mutations(
     for path, old, new in found:
         name = file_name(path)
         try:
-            one, other = objects.content(old), objects.content(new)
+            after_content = objects.content(new)
         except ObjectUnreadable as error:
             unread.paths.append(name)
             unread.why = unread.why or error.message
             continue
-        yield _mutation(name, old, new, one, other, renamed.get(path), include_text)
+        try:
+            mutation = _mutation(name, old, new, objects.content(old), after_content, renamed.get(path), include_text)
+        except ObjectUnreadable:  # then it goes on from what the ledger knows
+            mutation = _mutation(name, old, new, ABSENT, after_content, renamed.get(path), False)
+            mutation.details["before_unreadable"] = True
+        yield mutation
 
 
 def _mutation(

@@ -277,8 +277,8 @@ def _ancestry(objects: Objects, git: GitRepository, old: str, new: str) -> list[
         before = next((one for one in commit.parents if one == old or one in parents), None)
         if before is None:
             return None
-        others = tuple(one for one in commit.parents if one != before)
-        found.append(Forward(at, before, others[:NAMED]))
+        others = (one for one in commit.parents if one != before)
+        found.append(Forward(at, before, _merged(objects, Node(at, (before, *others)))))
         at = before
     return found[::-1]
 

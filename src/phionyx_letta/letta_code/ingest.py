@@ -32,7 +32,6 @@ from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.statements import refuse_retired
 from phionyx_letta.ledger.writer import BlockState, LedgerWriter, read_block_states
 from phionyx_letta.letta_code.changes import (
-    HISTORY,
     Mutation,
     Unread,
     block_id,
@@ -45,6 +44,7 @@ from phionyx_letta.letta_code.cursor import SOURCE, Cursor, create_table, read_c
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable, TooManyFiles
 from phionyx_letta.letta_code.history import NAMED, Back, Forward, Move, moves, steps
 from phionyx_letta.letta_code.objects import ABSENT, Commit, Content, Objects, changed_files, content_diff
+from phionyx_letta.letta_code.queue import Notes
 from phionyx_letta.letta_code.repository import MemoryRepository
 from phionyx_letta.plugin.runtime import PluginKey
 
@@ -90,7 +90,15 @@ class _Item:
 class Recorder:
     """Records memory repositories in a ledger."""
 
-    def __init__(self, ledger: SqlLedger, key: PluginKey, *, include_text: bool = False, batch: int = 500) -> None:
+    def __init__(
+        self,
+        ledger: SqlLedger,
+        key: PluginKey,
+        *,
+        include_text: bool = False,
+        batch: int = 500,
+        notes: Notes | None = None,
+    ) -> None:
         """Make the cursor's table.
 
         Args:
@@ -98,6 +106,7 @@ class Recorder:
             key: signs.
             include_text: keep unified diffs, and so content.
             batch: envelopes of a transaction; one commit is never divided.
+            notes: what hooks noted of who made which commit.
 
         Raises:
             StoreError: the ledger is salted, which this does not do.
@@ -109,6 +118,7 @@ class Recorder:
             )
         self.ledger, self.key = ledger, key
         self.include_text, self.batch = include_text, batch
+        self.notes = notes or Notes()
         with ledger.writing() as connection:
             assert connection is not None
             create_table(connection)
@@ -219,6 +229,7 @@ class _Run:
             "head": step.commit,
             "seen_by": "reflog" if move.entry else "tip",
             "claims": claims(commit),
+            **self.recorder.notes.about(self.agent, step.commit),
         }
         again = again or step.commit in self.new_commits
         if again:
@@ -231,7 +242,7 @@ class _Run:
             if method is not None and mutation.kind in ("write", "append"):
                 mutation.kind = "consolidate"
                 mutation.audit = self._audit(mutation, method, step.merged or (step.commit,))
-            nonce = secrets.token_hex(16) if again else self._nonce(step.commit, mutation.path)
+            nonce = secrets.token_hex(16) if again else self._nonce(step.commit, mutation.path or "")
             self.items.append(_Item(mutation, run, nonce, letta))
         if not again:
             self.new_commits.add(step.commit)
@@ -281,7 +292,6 @@ class _Run:
             )
             known = read_block_states(connection, self.signer, ids.scalars().all())
         states = {name.removeprefix(prefix): state for name, state in known.items()}
-        states.pop(HISTORY, None)
         found = []
         for path, _, entry in changed_files(objects, None, tree):
             name, content = file_name(path), objects.content(entry)
@@ -317,7 +327,7 @@ class _Run:
         if move is not None and move.entry is not None:
             details = {**details, "reflog_entry": {"action": move.entry.action, "at": move.entry.at}}
         letta = {"head": head, "content": CONTENT_UNKNOWN, "history": details}
-        mutation = Mutation(HISTORY, "history", "write", event, None)
+        mutation = Mutation(None, "history", "write", event, None)
         self.items.append(_Item(mutation, f"move:{secrets.token_hex(16)}", secrets.token_hex(16), letta))
 
     def _gap(self, reason: str, why: str, head: str | None, move: Move | None, details: dict[str, Any]) -> None:
@@ -385,7 +395,7 @@ class _Run:
             "event": mutation.event,
             "agent_id": self.agent,
             "run_id": item.run,
-            "path": mutation.path,
+            **({} if mutation.path is None else {"path": mutation.path}),
             **item.letta,
             **mutation.details,
             "nonce": item.nonce,

@@ -116,7 +116,7 @@ class Objects:
         """The commit HEAD stands at, None where there is none yet.
 
         Raises:
-            MemoryUnreadable: git ended: this is no repository it can read.
+            MemoryUnreadable: this is no repository git can read, or the commit is not there.
         """
         try:
             kind, oid, size = self._ask("HEAD")
@@ -124,6 +124,12 @@ class Objects:
             if self._process is None:
                 raise MemoryUnreadable(
                     f"git cannot read the repository {self._repository.path}",
+                    f"check it: git -C {self._repository.path} fsck",
+                ) from None
+            named = self._repository.run("rev-parse", "--verify", "--quiet", "HEAD", failing_is_none=True)
+            if named:  # a commit that is missing, which is not the same as none
+                raise MemoryUnreadable(
+                    f"HEAD of {self._repository.path} is {named[:64]}, which is missing",
                     f"check it: git -C {self._repository.path} fsck",
                 ) from None
             return None

@@ -24,6 +24,7 @@ from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.ingest import AgentReport, Recorder
 from phionyx_letta.letta_code.objects import Objects
 from phionyx_letta.letta_code.places import AgentMemory, layout_of
+from phionyx_letta.letta_code.queue import queue_path, read_notes
 from phionyx_letta.letta_code.repository import MemoryRepository
 from phionyx_letta.letta_code.working_tree import uncommitted
 from phionyx_letta.plugin.runtime import PluginKey
@@ -84,7 +85,8 @@ def ingest(ledger: SqlLedger, key: PluginKey, settings: Settings, memories: Sequ
     Raises:
         LedgerUnavailable, SigningKeyError, StoreError: nothing more can be recorded in this ledger.
     """
-    recorder = Recorder(ledger, key, include_text=settings.include_diff_text, batch=settings.batch)
+    notes = read_notes(queue_path(settings.home_path()))
+    recorder = Recorder(ledger, key, include_text=settings.include_diff_text, batch=settings.batch, notes=notes)
     result = Ingested()
     for memory in memories:
         try:
@@ -99,6 +101,7 @@ def ingest(ledger: SqlLedger, key: PluginKey, settings: Settings, memories: Sequ
             result.problems.append(problem)
             continue
         result.agents.append({**vars(report), **_present(report)})
+    notes.forget_old()
     _sign(ledger, key, settings, result)
     return result
 
