@@ -14,6 +14,7 @@ from phionyx_letta.cli.output import answer, safe, short
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from phionyx_letta.letta_code.checking import Checked
     from phionyx_letta.letta_code.hooks import Hooks, HooksState
     from phionyx_letta.letta_code.places import AgentMemory
 
@@ -28,6 +29,11 @@ code = typer.Typer(
 LettaDir = Annotated[
     Path | None, typer.Option("--letta-dir", metavar="DIR", help="Letta Code's folder. Default: ~/.letta.")
 ]
+Agents = Annotated[
+    list[str] | None, typer.Option("--agent", metavar="ID", help="Only this agent; may be given several times.")
+]
+PatchId = Annotated[str, typer.Argument(metavar="ID", help="A patch's id.")]
+By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides. Default: the user's name.")]
 CodeLedger = Annotated[
     str | None,
     typer.Option(
@@ -40,9 +46,7 @@ CodeLedger = Annotated[
 
 @code.command(short_help="Record what was committed to the memories.")
 def ingest(
-    agent: Annotated[
-        list[str] | None, typer.Option("--agent", metavar="ID", help="Only this agent; may be given several times.")
-    ] = None,
+    agent: Agents = None,
     memory: Annotated[
         Path | None,
         typer.Option("--memory", metavar="DIR", help="The memory repository of the one --agent, wherever it is."),
@@ -80,6 +84,101 @@ def ingest(
     if result.problems or gaps or result.delivered is False:
         return FAILED
     return OK if memories else NOT_MEASURED
+
+
+@code.command(short_help="Compare the memories with the ledger.")
+def verify(
+    agent: Agents = None,
+    letta_dir: LettaDir = None,
+    ledger: CodeLedger = None,
+    as_json: Json = False,
+) -> int:
+    """Compare what HEAD of each memory holds with what the ledger recorded last, file by file. Nothing is written.
+
+    Whether the ledger itself was tampered with, `phionyx-letta verify` says. Exit 1 where a file was changed outside, or the history
+    does not lead on from what was recorded; 2 where commits are not recorded yet, or there is nothing to compare.
+    """
+    from phionyx_letta.letta_code.checking import check_memory
+    from phionyx_letta.letta_code.sealing import opened_ledger
+    from phionyx_letta.plugin.runtime import load_key
+    from phionyx_letta.settings import load_settings
+
+    key, memories = load_key(load_settings()), chosen_memories(agent, None, letta_dir)
+    with opened_ledger(ledger_url(ledger)) as opened:
+        checked = [check_memory(opened, key.signer, memory) for memory in memories]
+    answer(
+        {"agents": [vars(one) for one in checked]},
+        as_json=as_json,
+        show=lambda console: _show_checked(console, checked),
+    )
+    found = {one.status for one in checked}
+    if found & {"changed", "rewritten", "unreadable"}:
+        return FAILED
+    return OK if found == {"ok"} else NOT_MEASURED
+
+
+@code.command(short_help="Commit an approved patch to a memory.")
+def apply(
+    patch_id: PatchId, by: By = None, letta_dir: LettaDir = None, ledger: CodeLedger = None, as_json: Json = False
+) -> int:
+    """Commit a pending or approved patch to its agent's memory, through Letta's own validator, and record the commit.
+
+    HEAD has to be the commit that was read, and everything has to be committed; a file that changed since is a conflict (exit 1).
+    Patches are listed, shown, approved and rejected with `phionyx-letta memory … --store-path` and this ledger's URL.
+    """
+    return _decided("apply", patch_id, by, letta_dir, ledger, as_json)
+
+
+@code.command(short_help="Take an applied patch back by a new commit.")
+def revert(
+    patch_id: PatchId, by: By = None, letta_dir: LettaDir = None, ledger: CodeLedger = None, as_json: Json = False
+) -> int:
+    """Take an applied patch out of its agent's memory by a new commit, and record that. What was changed later stays."""
+    return _decided("revert", patch_id, by, letta_dir, ledger, as_json)
+
+
+def _decided(act: str, patch_id: str, by: str | None, letta_dir: Path | None, ledger: str | None, as_json: bool) -> int:
+    from phionyx_letta.letta_code.proposals import Proposals
+    from phionyx_letta.letta_code.sealing import ingest as record
+    from phionyx_letta.letta_code.sealing import opened_ledger
+    from phionyx_letta.plugin.runtime import load_key
+    from phionyx_letta.settings import load_settings
+
+    settings, url = load_settings(), ledger_url(ledger)
+    memories = chosen_memories(None, None, letta_dir)
+    proposals = Proposals(url, memories, load_key(settings).signer)
+    patch = proposals.apply(patch_id, by=by) if act == "apply" else proposals.revert(patch_id, by=by)
+    agent = patch.file_path.partition("/")[0]
+    with opened_ledger(url) as opened:
+        result = record(opened, load_key(settings), settings, [one for one in memories if one.agent_id == agent])
+    page = {
+        "patch_id": patch.patch_id,
+        "status": patch.status,
+        "file_path": patch.file_path,
+        "envelopes": result.envelopes,
+    }
+    line = f"{patch.status} patch {patch.patch_id} to {patch.file_path}; {result.envelopes} envelopes"
+    answer(page, as_json=as_json, show=lambda console: console.print(safe(line), soft_wrap=True))
+    return FAILED if result.problems else OK
+
+
+def _show_checked(console: Console, checked: list[Checked]) -> None:
+    words = {
+        "ok": "HEAD holds what was recorded",
+        "behind": "commits are not recorded yet: run `phionyx-letta code ingest`",
+        "changed": "HEAD holds what was never recorded",
+        "rewritten": "the history does not lead on from what was recorded",
+        "unrecorded": "nothing was recorded yet: run `phionyx-letta code ingest`",
+        "unreadable": "the repository cannot be read",
+    }
+    for one in checked:
+        style = "green" if one.status == "ok" else "yellow" if one.status in ("behind", "unrecorded") else "red"
+        why = f": {safe(one.why)}" if one.why else ""
+        console.print(f"{safe(one.agent_id)}: {words[one.status]}{why}", style=style, soft_wrap=True)
+        for name in one.files:
+            console.print(f"  differs: {safe(name)}", soft_wrap=True)
+        for file in one.uncommitted:
+            console.print(f"  not committed: {safe(file['path'] or file.get('why'))} ({file['state']})", soft_wrap=True)
 
 
 @code.command(short_help="Let hooks note who makes which commit.")

@@ -12,11 +12,11 @@ import re
 import select
 import subprocess
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from phionyx_letta.diff import MemoryDiff, compute_memory_diff
 from phionyx_letta.ledger.log.git import GitRepository
@@ -34,6 +34,10 @@ _MAX_TREES, _MAX_DEPTH = 100_000, 100
 _PATIENCE = 60.0  # s without a byte from git: an object can be a named pipe
 _CACHED = 16 << 20
 _OID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_MAX_MESSAGE = 64 << 10
+_NOTHING: frozenset[tuple[bytes, bytes, bytes]] = frozenset()
+_TREE_ENTRY = {width: re.compile(rb"([0-7]{1,7}) ([^\0]*)\0(.{%d})" % width, re.DOTALL) for width in (20, 32)}
+_Kept = TypeVar("_Kept")
 _SUBTREE, SYMLINK, SUBMODULE = "40000", "120000", "160000"
 
 
@@ -97,7 +101,7 @@ class Objects:
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
-        self._cache: OrderedDict[str, tuple[str, bytes] | Content] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[object, int]] = OrderedDict()
         self._cached = 0
 
     def __enter__(self) -> Objects:
@@ -142,7 +146,11 @@ class Objects:
         Raises:
             ObjectUnreadable: it is not there, or is none.
         """
-        head, _, message = self._meta(oid, "commit").partition(b"\n\n")
+        cached = self._known(oid, Commit)
+        if cached is not None:
+            return cached
+        data = self._meta(oid, "commit")
+        head, _, message = data.partition(b"\n\n")
         fields: dict[str, list[str]] = {}
         for line in head.split(b"\n"):
             name, _, value = line.partition(b" ")
@@ -151,7 +159,25 @@ class Objects:
         if not all(_OID.fullmatch(one) for one in (tree, *parents)):
             raise ObjectUnreadable(f"the commit {oid} is malformed")
         author, committer = (fields.get(name, [""])[0] for name in ("author", "committer"))
-        return Commit(oid, tree, parents, author, committer, message[:65536].decode("utf-8", "replace"))
+        commit = Commit(oid, tree, parents, author, committer, message[:_MAX_MESSAGE].decode("utf-8", "replace"))
+        self._remember(oid, commit, len(data) + 800)
+        return commit
+
+    def entries(self, oid: str) -> frozenset[tuple[bytes, bytes, bytes]]:
+        """The entries of a tree as they stand there: mode, name and binary id.
+
+        Raises:
+            ObjectUnreadable: it is not there, or is none.
+        """
+        cached = self._known(oid, frozenset)
+        if cached is not None:
+            return cached
+        data, width = self._meta(oid, "tree"), len(oid) // 2
+        found = frozenset(_TREE_ENTRY[width].findall(data))
+        if sum(len(mode) + len(name) for mode, name, _ in found) + len(found) * (width + 2) != len(data):
+            raise ObjectUnreadable(f"the tree {oid} is malformed")  # repeated entries too
+        self._remember(oid, found, 3 * len(data) + 200)
+        return found
 
     def tree(self, oid: str) -> dict[bytes, Entry]:
         """The entries of a tree by name.
@@ -159,16 +185,7 @@ class Objects:
         Raises:
             ObjectUnreadable: it is not there, or is none.
         """
-        data, width, found, at = self._meta(oid, "tree"), len(oid) // 2, dict[bytes, Entry](), 0
-        while at < len(data):
-            space = data.find(b" ", at)
-            end = data.find(b"\0", space)
-            if space < 0 or end < 0 or end + 1 + width > len(data):
-                raise ObjectUnreadable(f"the tree {oid} is malformed")
-            mode = data[at:space].decode("ascii", "replace").lstrip("0")
-            found[data[space + 1 : end]] = Entry(mode, data[end + 1 : end + 1 + width].hex())
-            at = end + 1 + width
-        return found
+        return _by_name(self.entries(oid))
 
     def content(self, entry: Entry | None) -> Content:
         """What a tree's entry holds: of a link its target, of a submodule the commit it names.
@@ -180,9 +197,8 @@ class Objects:
             return ABSENT
         if entry.mode == SUBMODULE:
             return _content_of(entry.oid.encode())
-        cached = self._cache.get(entry.oid)
-        if isinstance(cached, Content):
-            self._cache.move_to_end(entry.oid)
+        cached = self._known(entry.oid, Content)
+        if cached is not None:
             return cached
         kind, _, size = self._ask(entry.oid)
         if kind != "blob":
@@ -198,33 +214,32 @@ class Objects:
                 left -= len(piece)
             self._skip(1)
             found = Content("sha256:" + digest.hexdigest(), size, size, None)
-        self._remember(entry.oid, found, found.size if found.text is not None else 0)
+        self._remember(entry.oid, found, 500 + (found.size if found.text is not None else 0))
         return found
 
     # -- the running git ----------------------------------------------------------------------------------------
 
     def _meta(self, oid: str, wanted: str) -> bytes:
-        cached = self._cache.get(oid)
-        if isinstance(cached, tuple) and cached[0] == wanted:
-            self._cache.move_to_end(oid)
-            return cached[1]
         kind, _, size = self._ask(oid)
         if kind != wanted or size > _MAX_META:
             self._skip(size + 1)
             raise ObjectUnreadable(f"{oid} is not a {wanted}" if kind != wanted else f"the {wanted} {oid} is too large")
-        data = self._take(size + 1)[:-1]
-        self._remember(oid, (kind, data), size)
-        return data
+        return self._take(size + 1)[:-1]
 
-    def _remember(self, oid: str, found: tuple[str, bytes] | Content, size: int) -> None:
+    def _known(self, oid: str, kind: type[_Kept]) -> _Kept | None:
+        found = self._cache.get(oid)
+        if found is None or not isinstance(found[0], kind):
+            return None
+        self._cache.move_to_end(oid)
+        return found[0]
+
+    def _remember(self, oid: str, found: object, size: int) -> None:
         if size > _CACHED // 4:
             return
-        self._cache[oid] = found
-        self._cached += size + 200
+        self._cache[oid] = found, size
+        self._cached += size
         while self._cached > _CACHED:
-            _, old = self._cache.popitem(last=False)
-            held = len(old[1]) if isinstance(old, tuple) else old.size if old.text is not None else 0
-            self._cached -= held + 200
+            self._cached -= self._cache.popitem(last=False)[1][1]
 
     def _ask(self, name: str) -> tuple[str, str, int]:
         """Kind, id and size; the bytes and a line feed follow."""
@@ -318,11 +333,10 @@ def _walk(
         raise TooManyFiles(
             f"more than {_MAX_TREES} folders change at once, or they are nested more than {_MAX_DEPTH} deep"
         )
-    old, new = objects.tree(before) if before else {}, objects.tree(after) if after else {}
-    for name in sorted(old.keys() | new.keys()):
-        one, other = old.get(name), new.get(name)
-        if one == other:
-            continue
+    old, new = (objects.entries(oid) if oid else _NOTHING for oid in (before, after))
+    gone, come = _by_name(old - new), _by_name(new - old)
+    for name in sorted(gone.keys() | come.keys()):
+        one, other = gone.get(name), come.get(name)
         path = folder + name
         one_tree, other_tree = (entry.oid if entry and entry.mode == _SUBTREE else None for entry in (one, other))
         one, other = (None if entry and entry.mode == _SUBTREE else entry for entry in (one, other))
@@ -330,6 +344,10 @@ def _walk(
             yield path, one, other
         if one_tree or other_tree:
             yield from _walk(objects, one_tree, other_tree, path + b"/", depth + 1, trees)
+
+
+def _by_name(entries: Iterable[tuple[bytes, bytes, bytes]]) -> dict[bytes, Entry]:
+    return {name: Entry(mode.decode("ascii").lstrip("0"), oid.hex()) for mode, name, oid in entries}
 
 
 def _content_of(data: bytes) -> Content:

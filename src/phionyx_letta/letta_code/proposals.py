@@ -1,0 +1,50 @@
+"""Living Memory over the memories of Letta Code: patches in the ledger's database, applied as commits, recorded by the next ingest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from phionyx_letta.letta_code.places import AgentMemory
+from phionyx_letta.letta_code.target import MemfsTargets
+from phionyx_letta.memory import LivingMemory, MemoryPatch
+from phionyx_letta.memory.opening import open_store, reviewer
+from phionyx_letta.signing import Signer, UnsignedSigner
+
+__all__ = ["Proposals"]
+
+
+class Proposals:
+    """The patches of one user's agents."""
+
+    def __init__(
+        self, store: str, memories: Sequence[AgentMemory], signer: Signer, *, proposer: Any = None, threshold: int = 3
+    ) -> None:
+        """Take the patch store (a JSONL file or the ledger's URL), the memories, and what signs.
+
+        Raises:
+            StoreError: the store cannot be opened.
+        """
+        self.targets = MemfsTargets(memories)
+        verifier = getattr(signer, "verifier", None)
+        self.living = LivingMemory(
+            [],
+            proposer,
+            store=open_store(store),
+            targets=self.targets,
+            signer=signer if not isinstance(signer, UnsignedSigner) else None,
+            verifier=verifier() if callable(verifier) else None,
+            occurrence_threshold=threshold,
+        )
+
+    def apply(self, patch_id: str, *, by: str | None = None) -> MemoryPatch:
+        """Commit a patch; see `LivingMemory.apply` for what is raised."""
+        by = by or reviewer()
+        with self.targets.attributed("Apply an approved memory patch", patch=patch_id, reviewer=by):
+            return self.living.apply(patch_id, by=by)
+
+    def revert(self, patch_id: str, *, by: str | None = None) -> MemoryPatch:
+        """Take a patch back by a new commit; see `LivingMemory.revert` for what is raised."""
+        by = by or reviewer()
+        with self.targets.attributed("Revert a memory patch", patch=patch_id, reviewer=by):
+            return self.living.revert(patch_id, by=by)
