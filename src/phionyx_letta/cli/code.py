@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from phionyx_letta.letta_code.checking import Checked
     from phionyx_letta.letta_code.hooks import Hooks, HooksState
     from phionyx_letta.letta_code.places import AgentMemory
+    from phionyx_letta.letta_code.watching import Pass
 
 __all__ = ["code"]
 
@@ -160,6 +161,67 @@ def _decided(act: str, patch_id: str, by: str | None, letta_dir: Path | None, le
     line = f"{patch.status} patch {patch.patch_id} to {patch.file_path}; {result.envelopes} envelopes"
     answer(page, as_json=as_json, show=lambda console: console.print(safe(line), soft_wrap=True))
     return FAILED if result.problems else OK
+
+
+@code.command(short_help="Record whenever a memory changes, in the foreground.")
+def watch(
+    poll: Annotated[float, typer.Option("--poll", min=0.1, metavar="SECONDS", help="How often to look.")] = 2.0,
+    idle: Annotated[
+        float,
+        typer.Option("--idle", min=1, metavar="SECONDS", help="A conversation ended when nothing happens for so long."),
+    ] = 600.0,
+    letta_dir: LettaDir = None,
+    ledger: CodeLedger = None,
+    as_json: Json = False,
+) -> int:
+    """Record the memories whenever they change, sign checkpoints, and propose patches from conversations that ended.
+
+    Proposals are made where PHIONYX_LETTA_PROPOSER_MODEL names a model. Ends with Ctrl-C or SIGTERM; docs/letta-code.md has a unit for
+    systemd. With --json one object is printed for each look that did something.
+    """
+    import signal
+    import threading
+
+    from phionyx_letta.letta_code.places import Home
+    from phionyx_letta.letta_code.watching import Watch
+    from phionyx_letta.plugin.runtime import load_key
+    from phionyx_letta.settings import load_settings
+
+    settings, stop = load_settings(), threading.Event()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, lambda *_: stop.set())
+    proposer = None
+    if settings.proposer_model:
+        from phionyx_letta.memory import OpenAIProposer
+
+        proposer = OpenAIProposer()
+    told = _Told(as_json)
+    watch = Watch(ledger_url(ledger), load_key(settings), settings, Home.find(letta_dir), proposer=proposer, idle=idle)
+    watch.run(stop, poll, told)
+    return OK
+
+
+class _Told:
+    """Prints what a look did, and an error once."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._errors: list[str] = []
+
+    def __call__(self, found: Pass) -> None:
+        envelopes = found.ingested.envelopes if found.ingested else 0
+        news = found.errors if found.errors != self._errors else []
+        self._errors = found.errors
+        if not (envelopes or found.patches or news):
+            return
+        page = {"envelopes": envelopes, "patches": found.patches, "errors": news}
+
+        def show(console: Console) -> None:
+            console.print(f"{envelopes} envelopes, {len(found.patches)} patches to review")
+            for error in news:
+                console.print(safe(error), style="red", soft_wrap=True)
+
+        answer(page, as_json=self._as_json, show=show)
 
 
 def _show_checked(console: Console, checked: list[Checked]) -> None:

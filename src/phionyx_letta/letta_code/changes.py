@@ -7,7 +7,7 @@ kept, as claims.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +22,10 @@ from phionyx_letta.letta_code.objects import (
     Content,
     Entry,
     Objects,
-    changed_files,
     content_diff,
 )
 
-__all__ = ["Mutation", "Unread", "block_id", "claims", "file_name", "label_of", "mutations"]
+__all__ = ["Changed", "Mutation", "Unread", "block_id", "claims", "file_name", "label_of", "mutations"]
 
 _FRONT = re.compile(r"\A---[ \t]*\r?\n(.*?)(?:\r?\n)?^---[ \t]*\r?$\n?", re.DOTALL | re.MULTILINE)
 _FIELD = re.compile(r"^(name|label):[ \t]*(.*?)[ \t]*\r?$", re.MULTILINE)
@@ -35,6 +34,10 @@ _TRAILER = re.compile(
 )
 _PERSON = re.compile(r"(?P<name>.*?) ?<(?P<email>[^>]*)> (?P<at>\d{1,15}) [+-]\d{4}")
 _KINDS = {SYMLINK: "symlink", SUBMODULE: "submodule"}
+
+
+#: Path, entry before, entry after.
+Changed = tuple[bytes, Entry | None, Entry | None]
 
 
 @dataclass(slots=True)
@@ -101,21 +104,15 @@ def claims(commit: Commit) -> dict[str, Any]:
     return found
 
 
-def mutations(
-    objects: Objects, before: str | None, after: str | None, *, include_text: bool, unread: Unread
-) -> Iterator[Mutation]:
-    """Yield what changed between two trees, file by file, sorted by path.
+def mutations(objects: Objects, found: Sequence[Changed], *, include_text: bool, unread: Unread) -> Iterator[Mutation]:
+    """Yield what changed between two trees, file by file.
 
     Args:
         objects: of the repository.
-        before, after: trees; None for an empty one.
+        found: as `changed_files` gives it.
         include_text: keep the unified diff.
         unread: gets what could not be read; it is not yielded.
-
-    Raises:
-        ObjectUnreadable, TooManyFiles: the trees cannot be compared.
     """
-    found = list(changed_files(objects, before, after))
     renamed = _renames(found)
     for path, old, new in found:
         name = file_name(path)
@@ -179,7 +176,7 @@ def _body(text: str) -> str:
     return text[front.end() :] if front else text
 
 
-def _renames(found: list[tuple[bytes, Entry | None, Entry | None]]) -> dict[bytes, bytes]:
+def _renames(found: Sequence[Changed]) -> dict[bytes, bytes]:
     """Paths of files that only moved, each with the other: the same object, gone once and new once."""
     gone: dict[str, list[bytes]] = {}
     come: dict[str, list[bytes]] = {}

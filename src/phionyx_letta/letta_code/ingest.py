@@ -9,29 +9,25 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
-from phionyx_letta import __version__
-from phionyx_letta.diff import MemoryDiff
 from phionyx_letta.envelope import (
     CONTENT_UNKNOWN,
     MemoryConsolidationAudit,
-    MemoryMutationContext,
-    ParsedJson,
-    draft_memory_envelope,
 )
-from phionyx_letta.errors import StoreError
+from phionyx_letta.errors import PhionyxError, StoreError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.statements import refuse_retired
-from phionyx_letta.ledger.writer import BlockState, LedgerWriter, read_block_states
+from phionyx_letta.ledger.writer import LedgerWriter, read_block_states
 from phionyx_letta.letta_code.changes import (
+    Changed,
     Mutation,
     Unread,
     block_id,
@@ -40,21 +36,33 @@ from phionyx_letta.letta_code.changes import (
     label_of,
     mutations,
 )
-from phionyx_letta.letta_code.cursor import SOURCE, Cursor, create_table, read_cursor, store_cursor
+from phionyx_letta.letta_code.cursor import Cursor, create_table, read_cursor, store_cursor
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable, TooManyFiles
 from phionyx_letta.letta_code.history import NAMED, Back, Forward, Move, moves, steps
-from phionyx_letta.letta_code.objects import ABSENT, Commit, Content, Objects, changed_files, content_diff
+from phionyx_letta.letta_code.objects import (
+    ABSENT,
+    SUBMODULE,
+    Commit,
+    Objects,
+    changed_files,
+    content_diff,
+    prefetch_changed,
+)
 from phionyx_letta.letta_code.queue import Notes
 from phionyx_letta.letta_code.repository import MemoryRepository
+from phionyx_letta.letta_code.writing import Item, held, write_items
 from phionyx_letta.plugin.runtime import PluginKey
 
 __all__ = ["AgentReport", "Recorder"]
 
-PRODUCER = "letta-code.git"
 _OVERTAKEN = 50
-_EMPTY = MemoryDiff(ABSENT.digest, ABSENT.digest, 0, 0, 0, 0, 0)
 #: How Letta Code 0.34 names the branches of its reflection subagents, which it merges.
 _REFLECTION = re.compile(r"\bletta/([A-Za-z0-9_.-]{1,60})/")
+
+
+_WINDOW = 100  # steps
+_Found = list[Changed] | PhionyxError
+"""The files a step changes, or why they cannot be told."""
 
 
 @dataclass
@@ -75,16 +83,6 @@ class AgentReport:
 
 class _OvertakenError(Exception):
     """Another process recorded this agent meanwhile."""
-
-
-@dataclass(slots=True)
-class _Item:
-    """A mutation with what its envelope says of where it comes from."""
-
-    mutation: Mutation
-    run: str
-    nonce: str
-    letta: dict[str, Any]
 
 
 class Recorder:
@@ -145,7 +143,7 @@ class _Run:
         self.recorder, self.agent, self.path = recorder, agent, path
         self.ledger, self.signer = recorder.ledger, recorder.key.signer
         self.report = AgentReport(agent, str(path))
-        self.items: list[_Item] = []
+        self.items: list[Item] = []
         self.new_commits: set[str] = set()
         with self.ledger.engine.connect() as connection:
             self.stored = read_cursor(connection, self.signer, agent)
@@ -205,18 +203,51 @@ class _Run:
             return done
         move_id = secrets.token_hex(16)
         recorded = self._recorded([step.commit for step in plan if isinstance(step, Forward)])
-        for step in plan:
+        for step, found in self._compared(objects, plan):
             if isinstance(step, Back):
-                self._back(objects, step, move, move_id, cursor)
+                self._back(objects, step, move, move_id, cursor, found)
             else:
-                self._forward(objects, repository, step, move, move_id, step.commit in recorded)
+                self._forward(objects, repository, step, found, move, move_id, step.commit in recorded)
             cursor = replace(cursor, at=_reached(step))
             if len(self.items) >= self.recorder.batch and step is not plan[-1]:
                 self._write(cursor)
         return replace(done, tip=move.new, at=move.new)
 
+    def _compared(self, objects: Objects, plan: Sequence[Forward | Back]) -> Iterator[tuple[Forward | Back, _Found]]:
+        """Each step with the files it changes; git is asked for many steps at once."""
+        for start in range(0, len(plan), _WINDOW):
+            window = plan[start : start + _WINDOW]
+            pairs = [self._trees(objects, step) for step in window]
+            prefetch_changed(objects, pairs)
+            ready: list[tuple[Forward | Back, _Found]] = []
+            files = 0
+            for step, pair in zip(window, pairs, strict=True):
+                found = _changed(objects, *pair)
+                ready.append((step, found))
+                files += 0 if isinstance(found, PhionyxError) else len(found)
+                if files > _WINDOW * 10:
+                    yield from ready
+                    ready, files = [], 0
+            blobs = [
+                entry for _, one in ready if not isinstance(one, PhionyxError) for _, *both in one for entry in both
+            ]
+            objects.prefetch(entry.oid for entry in blobs if entry and entry.mode != SUBMODULE)
+            yield from ready
+
+    def _trees(self, objects: Objects, step: Forward | Back) -> tuple[str | None, str | None]:
+        if isinstance(step, Forward):
+            return self._tree(objects, step.parent), objects.commit(step.commit).tree
+        return None if step.vanished else self._tree(objects, step.old), self._tree(objects, step.base)
+
     def _forward(
-        self, objects: Objects, repository: MemoryRepository, step: Forward, move: Move, move_id: str, again: bool
+        self,
+        objects: Objects,
+        repository: MemoryRepository,
+        step: Forward,
+        found: _Found,
+        move: Move,
+        move_id: str,
+        again: bool,
     ) -> None:
         if step.cut:
             why = "shallow" if step.commit in repository.shallow() else "parents_missing"
@@ -238,17 +269,17 @@ class _Run:
             letta["merged"] = list(step.merged)
         run = f"move:{move_id}" if again else f"commit:{step.commit}"
         method = _reflection(move, commit)
-        for mutation in self._changes(objects, self._tree(objects, step.parent), commit.tree, step.commit, move):
+        for mutation in self._changes(objects, found, step.commit, move):
             if method is not None and mutation.kind in ("write", "append"):
                 mutation.kind = "consolidate"
                 mutation.audit = self._audit(mutation, method, step.merged or (step.commit,))
             nonce = secrets.token_hex(16) if again else self._nonce(step.commit, mutation.path or "")
-            self.items.append(_Item(mutation, run, nonce, letta))
+            self.items.append(Item(mutation, run, nonce, letta))
         if not again:
             self.new_commits.add(step.commit)
             self.report.commits += 1
 
-    def _back(self, objects: Objects, step: Back, move: Move, move_id: str, cursor: Cursor) -> None:
+    def _back(self, objects: Objects, step: Back, move: Move, move_id: str, cursor: Cursor, found: _Found) -> None:
         self.report.rewrites += 1
         if step.vanished:  # what the ledger holds then tells what was there: it must hold all that is prepared
             self._write(cursor)
@@ -260,24 +291,21 @@ class _Run:
             details["reflog"] = "it does not go on where it was read last"
         self._history("history_lost" if step.vanished else "history_rewritten", step.base, move, details)
         letta = {"commit": step.base, "head": step.base, "seen_by": "reflog" if move.entry else "tip", "rewound": True}
-        base = self._tree(objects, step.base)
-        found: Iterator[Mutation] | list[Mutation]
+        changed: Iterable[Mutation]
         if step.vanished:
-            found = self._from_ledger(objects, base)
+            changed = self._from_ledger(objects, self._tree(objects, step.base))
         else:
-            found = self._changes(objects, self._tree(objects, step.old), base, step.base, move)
-        for mutation in found:
-            self.items.append(_Item(mutation, f"move:{move_id}", secrets.token_hex(16), letta))
+            changed = self._changes(objects, found, step.base, move)
+        for mutation in changed:
+            self.items.append(Item(mutation, f"move:{move_id}", secrets.token_hex(16), letta))
 
-    def _changes(
-        self, objects: Objects, before: str | None, after: str | None, commit: str | None, move: Move
-    ) -> Iterator[Mutation]:
+    def _changes(self, objects: Objects, found: _Found, commit: str | None, move: Move) -> Iterator[Mutation]:
         unread = Unread()
-        try:
-            yield from mutations(objects, before, after, include_text=self.recorder.include_text, unread=unread)
-        except (ObjectUnreadable, TooManyFiles) as error:
-            reason = "too_many_files" if isinstance(error, TooManyFiles) else "unreadable"
-            self._gap(reason, error.message, commit, move, {"to": commit})
+        if isinstance(found, PhionyxError):
+            reason = "too_many_files" if isinstance(found, TooManyFiles) else "unreadable"
+            self._gap(reason, found.message, commit, move, {"to": commit})
+            return
+        yield from mutations(objects, found, include_text=self.recorder.include_text, unread=unread)
         if unread.paths:
             details = {"to": commit, "paths": unread.paths[:NAMED], "paths_total": len(unread.paths)}
             self._gap("unreadable", unread.why, commit, move, details)
@@ -295,12 +323,12 @@ class _Run:
         found = []
         for path, _, entry in changed_files(objects, None, tree):
             name, content = file_name(path), objects.content(entry)
-            before = _held(states.pop(name, None))
+            before = held(states.pop(name, None))
             if before.digest != content.digest:
                 diff = content_diff(before, content, include_text=False)
                 found.append(Mutation(name, label_of(name, content.text), "write", "restored", diff))
         for name, state in sorted(states.items()):
-            before = _held(state)
+            before = held(state)
             if before.digest != ABSENT.digest:
                 diff = content_diff(before, ABSENT, include_text=False)
                 found.append(Mutation(name, state.label, "delete", "delete", diff))
@@ -328,7 +356,7 @@ class _Run:
             details = {**details, "reflog_entry": {"action": move.entry.action, "at": move.entry.at}}
         letta = {"head": head, "content": CONTENT_UNKNOWN, "history": details}
         mutation = Mutation(None, "history", "write", event, None)
-        self.items.append(_Item(mutation, f"move:{secrets.token_hex(16)}", secrets.token_hex(16), letta))
+        self.items.append(Item(mutation, f"move:{secrets.token_hex(16)}", secrets.token_hex(16), letta))
 
     def _gap(self, reason: str, why: str, head: str | None, move: Move | None, details: dict[str, Any]) -> None:
         self.report.gaps.append({"reason": reason, "why": why, **details})
@@ -369,7 +397,7 @@ class _Run:
             if read_cursor(connection, self.signer, self.agent) != self.stored:
                 raise _OvertakenError
             writer = LedgerWriter(connection, self.signer, known=self.ledger.known_log)
-            written = self._write_items(connection, writer)
+            written = write_items(writer, self.signer, self.agent, self.items, self.recorder.batch)
             store_cursor(connection, self.signer, self.agent, cursor)
         if written:
             self.ledger.known_log = writer.log.frontier
@@ -377,56 +405,12 @@ class _Run:
         self.stored = cursor
         self.items.clear()
 
-    def _write_items(self, connection: Connection, writer: LedgerWriter) -> int:
-        written = 0
-        for start in range(0, len(self.items), self.recorder.batch):
-            part = self.items[start : start + self.recorder.batch]
-            writer.load_blocks(block_id(self.agent, item.mutation.path) for item in part)
-            writer.load_runs((self.agent, item.run) for item in part)
-            for item in part:
-                self._add(writer, item)
-            written += writer.flush()
-        return written
 
-    def _add(self, writer: LedgerWriter, item: _Item) -> None:
-        mutation, block = item.mutation, block_id(self.agent, item.mutation.path)
-        letta = {
-            "source": SOURCE,
-            "event": mutation.event,
-            "agent_id": self.agent,
-            "run_id": item.run,
-            **({} if mutation.path is None else {"path": mutation.path}),
-            **item.letta,
-            **mutation.details,
-            "nonce": item.nonce,
-        }
-        diff = _EMPTY if mutation.diff is None else mutation.diff
-        known = writer.block(block)
-        if mutation.diff is not None and known is not None and known.after_hash not in (None, diff.before_hash):
-            letta["unlinked"] = (
-                "what was recorded last is not what git has as the state before: a change between is missing"
-            )
-            letta["git_before_hash"] = diff.before_hash
-            diff = _continued(known, diff)
-        chain = writer.chain(self.agent)
-        draft = draft_memory_envelope(
-            MemoryMutationContext(
-                trace_id=self.agent,
-                turn_index=writer.turn(self.agent, item.run),
-                producer=PRODUCER,
-                block_id=block,
-                block_label=mutation.label,
-                mutation_kind=mutation.kind,
-                diff=diff,
-                consolidation_audit=mutation.audit,
-                metadata=ParsedJson(letta=letta),
-            ),
-            previous_hash=chain.head,
-            package_version=__version__,
-            key_id=self.signer.key_id,
-            position=chain.length,
-        )
-        writer.add_draft(draft, nonce=item.nonce, agents=[self.agent])
+def _changed(objects: Objects, before: str | None, after: str | None) -> _Found:
+    try:
+        return list(changed_files(objects, before, after))
+    except (ObjectUnreadable, TooManyFiles) as error:
+        return error
 
 
 def _reached(step: Forward | Back) -> str | None:
@@ -440,16 +424,3 @@ def _reflection(move: Move, commit: Commit) -> str | None:
         return found[1] if found else None
     found = _REFLECTION.search(commit.message[:500]) if len(commit.parents) > 1 else None
     return found[1] if found else None
-
-
-def _held(state: BlockState | None) -> Content:
-    """What the ledger knows of a file's content."""
-    if state is None or state.after_hash is None:
-        return ABSENT
-    return Content(state.after_hash, state.after_size, state.chars, None)
-
-
-def _continued(known: BlockState, diff: MemoryDiff) -> MemoryDiff:
-    """The same change, from what the ledger recorded last: all of that counts as replaced."""
-    after = Content(diff.after_hash, diff.after_size_bytes, diff.added_chars + diff.unchanged_chars, None)
-    return content_diff(_held(known), after, include_text=False)

@@ -12,9 +12,10 @@ import re
 import select
 import subprocess
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
@@ -22,7 +23,18 @@ from phionyx_letta.diff import MemoryDiff, compute_memory_diff
 from phionyx_letta.ledger.log.git import GitRepository
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable, TooManyFiles
 
-__all__ = ["ABSENT", "SUBMODULE", "SYMLINK", "Commit", "Content", "Entry", "Objects", "changed_files", "content_diff"]
+__all__ = [
+    "ABSENT",
+    "SUBMODULE",
+    "SYMLINK",
+    "Commit",
+    "Content",
+    "Entry",
+    "Objects",
+    "changed_files",
+    "content_diff",
+    "prefetch_changed",
+]
 
 #: Of a file that is compared character by character; of a larger one only hash and size are taken, in flat memory.
 MAX_TEXT = 1 << 20
@@ -31,6 +43,7 @@ _MAX_META = 64 << 20
 #: Files of one commit that are recorded one by one: trees can be nested to name more than there is memory.
 MAX_FILES = 20_000
 _MAX_TREES, _MAX_DEPTH = 100_000, 100
+_AT_ONCE = 200
 _PATIENCE = 60.0  # s without a byte from git: an object can be a named pipe
 _CACHED = 16 << 20
 _OID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
@@ -101,6 +114,7 @@ class Objects:
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
+        self._answered = ""
         self._cache: OrderedDict[str, tuple[object, int]] = OrderedDict()
         self._cached = 0
 
@@ -172,9 +186,12 @@ class Objects:
         cached = self._known(oid, frozenset)
         if cached is not None:
             return cached
-        data, width = self._meta(oid, "tree"), len(oid) // 2
+        return self._keep_entries(oid, self._meta(oid, "tree"))
+
+    def _keep_entries(self, oid: str, data: bytes) -> frozenset[tuple[bytes, bytes, bytes]]:
+        width = len(oid) // 2
         found = frozenset(_TREE_ENTRY[width].findall(data))
-        if sum(len(mode) + len(name) for mode, name, _ in found) + len(found) * (width + 2) != len(data):
+        if sum(map(len, chain.from_iterable(found))) + 2 * len(found) != len(data):
             raise ObjectUnreadable(f"the tree {oid} is malformed")  # repeated entries too
         self._remember(oid, found, 3 * len(data) + 200)
         return found
@@ -204,6 +221,9 @@ class Objects:
         if kind != "blob":
             self._skip(size + 1)
             raise ObjectUnreadable(f"{entry.oid} is not a file but a {kind}")
+        return self._keep_content(entry.oid, size)
+
+    def _keep_content(self, oid: str, size: int) -> Content:
         if size <= MAX_TEXT:
             found = _content_of(self._take(size + 1)[:-1])
         else:
@@ -214,8 +234,27 @@ class Objects:
                 left -= len(piece)
             self._skip(1)
             found = Content("sha256:" + digest.hexdigest(), size, size, None)
-        self._remember(entry.oid, found, 500 + (found.size if found.text is not None else 0))
+        self._remember(oid, found, 500 + (found.size if found.text is not None else 0))
         return found
+
+    def prefetch(self, oids: Iterable[str]) -> None:
+        """Read trees and files that are about to be asked for, without waiting for each; what cannot be read is left out."""
+        wanted = [oid for oid in dict.fromkeys(oids) if oid not in self._cache and _OID.fullmatch(oid)]
+        for start in range(0, len(wanted), _AT_ONCE):
+            part = wanted[start : start + _AT_ONCE]
+            try:
+                self._send(part)  # all of it fits into the pipe, so neither side waits for the other
+                for oid in part:
+                    kind, size = self._header()
+                    if kind == "blob":
+                        self._keep_content(oid, size)
+                    elif kind == "tree" and size <= _MAX_META:
+                        self._keep_entries(oid, self._take(size + 1)[:-1])
+                    elif kind:
+                        self._skip(size + 1)
+            except (ObjectUnreadable, OSError):
+                self._end()
+                return
 
     # -- the running git ----------------------------------------------------------------------------------------
 
@@ -245,19 +284,28 @@ class Objects:
         """Kind, id and size; the bytes and a line feed follow."""
         if name != "HEAD" and not _OID.fullmatch(name):
             raise ObjectUnreadable(f"{name[:80]!r} is no object id")
-        process = self._running()
         try:
-            assert process.stdin is not None
-            process.stdin.write(name.encode() + b"\n")
-            process.stdin.flush()
-            line = self._line()
+            self._send([name])
+            kind, size = self._header()
         except OSError:
             self._end()
             raise ObjectUnreadable(f"git ended when it was asked for {name}") from None
-        words = line.decode("ascii", "replace").split()
-        if len(words) != 3 or not words[2].isdecimal():
+        if not kind:
             raise ObjectUnreadable(f"the object {name} is missing")
-        return words[1], words[0], int(words[2])
+        return kind, self._answered, size
+
+    def _send(self, names: Sequence[str]) -> None:
+        process = self._running()
+        assert process.stdin is not None
+        os.write(process.stdin.fileno(), "".join(f"{name}\n" for name in names).encode())
+
+    def _header(self) -> tuple[str, int]:
+        """Kind and size of the next answer; no kind where the object is missing."""
+        words = self._line().decode("ascii", "replace").split()
+        if len(words) != 3 or not words[2].isdecimal():
+            return "", 0
+        self._answered = words[0]
+        return words[1], int(words[2])
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -321,6 +369,19 @@ def changed_files(
         if left < 0:
             raise TooManyFiles(f"more than {MAX_FILES} files change at once")
         yield one
+
+
+def prefetch_changed(objects: Objects, pairs: Sequence[tuple[str | None, str | None]]) -> None:
+    """Read ahead the trees that comparing these pairs of trees takes, two levels deep."""
+    objects.prefetch(oid for pair in pairs for oid in pair if oid)
+    below: list[str] = []
+    for before, after in pairs:
+        try:
+            old, new = (objects.entries(oid) if oid else _NOTHING for oid in (before, after))
+        except ObjectUnreadable:
+            continue
+        below += [oid.hex() for mode, _, oid in old ^ new if mode == b"40000"]
+    objects.prefetch(below[: 10 * _AT_ONCE])
 
 
 def _walk(
