@@ -133,6 +133,10 @@ class Recorder:
                 return _Run(self, agent, path).run()
             except _OvertakenError:
                 continue
+            except (ObjectUnreadable, TooManyFiles) as error:
+                raise MemoryUnreadable(
+                    f"{path} cannot be read: {error.message}", f"check it: git -C {path} fsck"
+                ) from error
         raise MemoryUnreadable(f"other processes keep recording {path}", "it is tried again in the next run")
 
 
@@ -161,11 +165,13 @@ class _Run:
             cursor = replace(self.stored, ref=snapshot.ref, path=str(self.path), problem="")
             pending = cursor.at != cursor.tip
             for move in moves(cursor.tip, snapshot, self.stored.ref, self.stored.places):
-                at = cursor.at if pending else None
-                cursor = self._move(objects, repository, move, cursor, at)
+                cursor = self._move(objects, repository, move, cursor, resumed=pending)
                 pending = False
                 if len(self.items) >= self.recorder.batch:
                     self._write(cursor)
+            if pending:  # a move was cut short, and HEAD is back where it began
+                move = Move(cursor.tip, snapshot.tip, None, cursor.places)
+                cursor = self._move(objects, repository, move, cursor, resumed=True)
         if cursor != self.stored or self.items:
             self._write(cursor)
         return self.report
@@ -182,22 +188,17 @@ class _Run:
     # -- one move of the branch -----------------------------------------------------------------------------------
 
     def _move(
-        self, objects: Objects, repository: MemoryRepository, move: Move, cursor: Cursor, at: str | None
+        self, objects: Objects, repository: MemoryRepository, move: Move, cursor: Cursor, *, resumed: bool
     ) -> Cursor:
-        """Prepare a move; what is written on the way is remembered in `at`."""
+        """Prepare a move; what is written on the way is remembered in `at`, from where a move that was cut short is resumed."""
         done = replace(cursor, places=move.places)
-        if move.new == cursor.tip and at is None:
+        if move.new == cursor.tip and not resumed:
             return done
         move = replace(move, old=cursor.tip)
         try:
             plan = list(steps(objects, repository.git, move, self._first_recorded))
-            if at is not None:
-                after = [number for number, step in enumerate(plan) if _reached(step) == at]
-                plan = (
-                    plan[after[0] + 1 :]
-                    if after
-                    else list(steps(objects, repository.git, replace(move, old=at), self._first_recorded))
-                )
+            if resumed:
+                plan = self._rest(objects, repository, plan, replace(move, old=cursor.at))
         except ObjectUnreadable as error:
             self._gap("unreadable", error.message, cursor.at, move, {"to": move.new})
             return done
@@ -212,6 +213,15 @@ class _Run:
             if len(self.items) >= self.recorder.batch and step is not plan[-1]:
                 self._write(cursor)
         return replace(done, tip=move.new, at=move.new)
+
+    def _rest(
+        self, objects: Objects, repository: MemoryRepository, plan: list[Forward | Back], move: Move
+    ) -> list[Forward | Back]:
+        """What of a plan comes after the step that was written last; another plan from there where it is none of them."""
+        for number, step in enumerate(plan):
+            if _reached(step) == move.old:
+                return plan[number + 1 :]
+        return list(steps(objects, repository.git, move, self._first_recorded)) if move.old != move.new else []
 
     def _compared(self, objects: Objects, plan: Sequence[Forward | Back]) -> Iterator[tuple[Forward | Back, _Found]]:
         """Each step with the files it changes; git is asked for many steps at once."""
@@ -291,11 +301,9 @@ class _Run:
             details["reflog"] = "it does not go on where it was read last"
         self._history("history_lost" if step.vanished else "history_rewritten", step.base, move, details)
         letta = {"commit": step.base, "head": step.base, "seen_by": "reflog" if move.entry else "tip", "rewound": True}
-        changed: Iterable[Mutation]
+        changed: Iterable[Mutation] = self._changes(objects, found, step.base, move)
         if step.vanished:
-            changed = self._from_ledger(objects, self._tree(objects, step.base))
-        else:
-            changed = self._changes(objects, found, step.base, move)
+            changed = self._from_ledger(objects, step.base, move)
         for mutation in changed:
             self.items.append(Item(mutation, f"move:{move_id}", secrets.token_hex(16), letta))
 
@@ -306,12 +314,15 @@ class _Run:
             self._gap(reason, found.message, commit, move, {"to": commit})
             return
         yield from mutations(objects, found, include_text=self.recorder.include_text, unread=unread)
+        self._unread(unread, commit, move)
+
+    def _unread(self, unread: Unread, commit: str | None, move: Move) -> None:
         if unread.paths:
             details = {"to": commit, "paths": unread.paths[:NAMED], "paths_total": len(unread.paths)}
             self._gap("unreadable", unread.why, commit, move, details)
 
-    def _from_ledger(self, objects: Objects, tree: str | None) -> list[Mutation]:
-        """From what the ledger last recorded to a tree, where git cannot tell any more what was there."""
+    def _from_ledger(self, objects: Objects, commit: str | None, move: Move) -> list[Mutation]:
+        """From what the ledger last recorded to a commit, where git cannot tell any more what was there."""
         with self.ledger.engine.connect() as connection:
             columns = tables.block.c
             prefix = block_id(self.agent, "")
@@ -320,10 +331,16 @@ class _Run:
             )
             known = read_block_states(connection, self.signer, ids.scalars().all())
         states = {name.removeprefix(prefix): state for name, state in known.items()}
-        found = []
-        for path, _, entry in changed_files(objects, None, tree):
-            name, content = file_name(path), objects.content(entry)
+        found, unread = [], Unread()
+        for path, _, entry in changed_files(objects, None, self._tree(objects, commit)):
+            name = file_name(path)
             before = held(states.pop(name, None))
+            try:
+                content = objects.content(entry)
+            except ObjectUnreadable as error:
+                unread.paths.append(name)
+                unread.why = error.message
+                continue
             if before.digest != content.digest:
                 diff = content_diff(before, content, include_text=False)
                 found.append(Mutation(name, label_of(name, content.text), "write", "restored", diff))
@@ -332,6 +349,7 @@ class _Run:
             if before.digest != ABSENT.digest:
                 diff = content_diff(before, ABSENT, include_text=False)
                 found.append(Mutation(name, state.label, "delete", "delete", diff))
+        self._unread(unread, commit, move)
         return found
 
     @staticmethod

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from phionyx_letta.letta_code.reading import open_regular
 
 __all__ = ["Notes", "ended_sessions", "queue_path", "read_notes"]
 
@@ -24,7 +25,6 @@ _KEPT = 600
 _LONGEST_CALL = 600.0
 _LARGEST = 1 << 20
 _MOST = 5000
-_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def queue_path(home: Path) -> Path:
@@ -127,12 +127,10 @@ def _files(folder: Path) -> Iterator[tuple[float, Path, str]]:
         return
     for name in names:
         path = folder / name
-        with contextlib.suppress(OSError), os.fdopen(os.open(path, _OPEN), "rb") as file:
+        with contextlib.suppress(OSError), open_regular(path) as file:
             found = os.fstat(file.fileno())
-            if stat.S_ISREG(found.st_mode) and found.st_size <= _LARGEST:
-                yield found.st_mtime, path, file.read(_LARGEST).decode("utf-8", "replace")
-            else:
-                yield found.st_mtime, path, ""
+            whole = found.st_size <= _LARGEST
+            yield found.st_mtime, path, file.read(_LARGEST).decode("utf-8", "replace") if whole else ""
 
 
 def _short(value: object) -> str:

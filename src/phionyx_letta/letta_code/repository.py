@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 import re
-import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import Any
 from phionyx_letta.ledger.log.git import GitRepository, is_repository
 from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.objects import Objects
+from phionyx_letta.letta_code.reading import open_regular
 
 __all__ = ["HEAD_LOG", "LogEntry", "LogPlace", "LogRead", "MemoryRepository", "Snapshot"]
 
@@ -34,7 +34,6 @@ _MAX_LINE = 64 << 10
 #: Of a reflog, in one run; what is left is read in the next.
 _MAX_READ = 32 << 20
 _TRIES, _PAUSE = 40, 0.025  # s: how long a reference may be moving
-_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +156,10 @@ class MemoryRepository:
     def _log(self, name: str, place: LogPlace) -> LogRead:
         path = self._log_file(name)
         try:
-            descriptor = os.open(path, _OPEN)
+            opened = open_regular(path)
         except (OSError, ValueError):
             return LogRead(exists=False, found=not place.length)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return LogRead(exists=False, found=not place.length)
+        with opened as file:
             start = _find(file, place)
             found = LogRead(found=start is not None)
             for offset, line in _lines(file, start or 0):
@@ -228,11 +225,8 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 def _read(path: Path, most: int) -> bytes | None:
     """The file's first bytes; None for what is no regular file (a named pipe would never end)."""
-    with contextlib.suppress(OSError, ValueError):
-        descriptor = os.open(path, _OPEN)
-        with os.fdopen(descriptor, "rb") as file:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return file.read(most)
+    with contextlib.suppress(OSError, ValueError), open_regular(path) as file:
+        return file.read(most)
     return None
 
 

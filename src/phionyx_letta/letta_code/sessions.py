@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from phionyx_letta.letta_code.errors import MemoryUnreadable
+from phionyx_letta.letta_code.reading import open_regular
 
 __all__ = ["Session", "Sessions"]
 
 _VERSION = 3
 _LARGEST = 32 << 20
-_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _REMINDER = "<system-reminder>"
 _ROLES = {"user": "user", "assistant": "assistant", "toolResult": "tool", "system": "system"}
 
@@ -80,7 +80,7 @@ class Sessions:
         return {}
 
     def _read(self, path: Path, start: int) -> Session | None:
-        with os.fdopen(os.open(path, _OPEN), "rb") as file:
+        with open_regular(path) as file:
             data = file.read(_LARGEST)
         try:
             conversation, agent, records = _records(data, start)

@@ -14,13 +14,13 @@ from typing import Any
 from phionyx_letta.letta_code.changes import file_name
 from phionyx_letta.letta_code.errors import ObjectUnreadable, TooManyFiles
 from phionyx_letta.letta_code.objects import SUBMODULE, SYMLINK, Entry, Objects, changed_files
+from phionyx_letta.letta_code.reading import open_regular
 
 __all__ = ["uncommitted"]
 
 #: Files that are looked at, and findings that are told.
 _MOST, _TOLD = 20_000, 200
 _LARGEST = 64 << 20
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def uncommitted(objects: Objects, path: Path, tip: str | None) -> list[dict[str, Any]]:
@@ -89,11 +89,10 @@ def _blob(path: bytes, entry: Entry) -> str | None:
             target = os.readlink(path)
             digest.update(b"blob %d\0" % len(target) + target)
             return digest.hexdigest()
-        descriptor = os.open(path, _READ)
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or entry.mode == SYMLINK:
-                return ""
+        if entry.mode == SYMLINK:
+            return ""
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno())
             if found.st_size > _LARGEST:
                 return None
             digest.update(b"blob %d\0" % found.st_size)

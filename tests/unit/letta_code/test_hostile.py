@@ -291,3 +291,15 @@ def test_hidden_parents_show(memory: Memory, recorded: Recorded) -> None:
 )
 def test_labels(text: str | None, label: str) -> None:
     assert label_of("f.md", text) == label
+
+
+def test_nothing_stays_open(memory: Memory, recorded: Recorded) -> None:
+    memory.commit({"a.md": "1"})
+    os.mkfifo(memory.path / "pipe")
+    recorded.ingest(memory)
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        report = recorded.ingest(memory)
+        with Objects(MemoryRepository(memory.path).git) as objects:
+            uncommitted(objects, memory.path, report.tip)
+    assert sorted(os.listdir("/proc/self/fd")) == before

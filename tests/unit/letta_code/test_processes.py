@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from code_rig import AGENT, Memory, Recorded
+from code_rig import AGENT, Memory, Recorded, letta
 from sqlalchemy import event
 
 from phionyx_letta.errors import LedgerUnavailable
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.letta_code import ingest as ingest_module
 
 
 def fast_import(memory: Memory, commits: int) -> None:
@@ -53,16 +54,21 @@ def test_killed_at_random_moments(memory: Memory, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.db"
     SqlLedger(f"sqlite:///{ledger}").close()
     chance, kills = random.Random(6), 0
-    for _ in range(25):
+    for _ in range(40):
         child = started(memory, ledger)
         wal = Path(f"{ledger}-wal")
-        deadline, size = time.monotonic() + 30, wal.stat().st_size if wal.exists() else 0
-        while time.monotonic() < deadline and (wal.stat().st_size if wal.exists() else 0) == size:
+        size = wal.stat().st_size if wal.exists() else 0
+        while (wal.stat().st_size if wal.exists() else 0) == size and os.waitid(
+            os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ) is None:
             time.sleep(0.002)  # until it writes
-        time.sleep(chance.random() * 0.1)
+        time.sleep(chance.random() * 0.05)
         os.kill(child, signal.SIGKILL)
-        kills += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert kills >= 10
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        kills += ended == -signal.SIGKILL
+        if ended == 0:  # it had come to the end
+            break
+    assert kills >= 5
     with closing(SqlLedger(f"sqlite:///{ledger}")) as opened:
         recorded = Recorded(opened)
         assert recorded.audit().verdict == "valid"
@@ -98,6 +104,52 @@ def test_two_at_once_and_a_writer(memory: Memory, tmp_path: Path) -> None:
         assert recorded.commits() == made
         recorded.agrees_with(memory)
         assert recorded.history() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then", ["nothing", "reset back", "another commit", "reflog gone"])
+def test_cut_short_between_any_two_transactions(
+    memory: Memory, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """A rewritten history of several transactions, stopped after each of them in turn."""
+    write = ingest_module._Run._write
+    left = [0]
+
+    def stopping(self: Any, cursor: Any) -> None:
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        write(self, cursor)
+
+    monkeypatch.setattr(ingest_module._Run, "_write", stopping)
+    recorded.options["batch"] = 1
+    for stop in range(1, 4):
+        left[0] = -1
+        for number in range(3):
+            memory.commit({"a.md": f"{stop} {number}", f"f{number}.md": f"{stop}"})
+        recorded.ingest(memory)
+        memory.git("reset", "-q", "--hard", "HEAD~2")
+        for number in range(3):
+            memory.commit({"b.md": f"{stop} {number}", f"f{number}.md": f"other {stop}"})
+        memory.git("reflog", "expire", "--expire=now", "--all")  # one move of four steps, each a transaction
+        left[0] = stop
+        with pytest.raises(KeyboardInterrupt):
+            recorded.ingest(memory)
+        left[0] = -1
+        if then == "reset back":
+            memory.git("reset", "-q", "--hard", "HEAD~3")
+        elif then == "another commit":
+            memory.commit({"c.md": f"{stop}"})
+        elif then == "reflog gone":
+            memory.git("reflog", "expire", "--expire=now", "--all")
+            memory.git("reset", "-q", "--hard", "HEAD~3")
+            memory.git("reflog", "expire", "--expire=now", "--all")
+        recorded.ingest(memory)
+        recorded.agrees_with(memory)
+        assert recorded.ingest(memory).envelopes == 0
+    commits = [one for one in recorded.envelopes() if letta(one)["run_id"].startswith("commit:")]
+    keys = [(letta(one)["commit"], letta(one)["path"]) for one in commits]
+    assert len(keys) == len(set(keys))
 
 
 def test_several_agents_in_one_ledger(memory: Memory, recorded: Recorded, tmp_path: Path) -> None:
