@@ -30,6 +30,7 @@ def play(progress: Callable[[str], None], end: Callable[[], None], program: Path
     Raises:
         DemoError: Letta Code is not here, or failed.
     """
+    from phionyx_letta.demo.errors import DemoError
     from phionyx_letta.demo.letta_code import LettaCode, find_program, shell_call
     from phionyx_letta.demo.model import ScriptedModel
 
@@ -42,9 +43,13 @@ def play(progress: Callable[[str], None], end: Callable[[], None], program: Path
         agent = letta.ask("SAY hello").agent_id
         stage = _Stage(Path(folder), letta.letta_dir)
         stage.install()
+        stage.ingest()
         progress("Ada tells it two things; it edits its memory and commits")
         letta.ask(shell_call(_EDIT), agent)
-        stage.ingest()
+        if stage.ingest() == 0:
+            raise DemoError(
+                "the agent committed nothing: its shell tool failed or took too long", "try again on a quieter machine"
+            )
         progress("A patch is proposed, approved and applied as a commit")
         stage.approve(agent, letta.memory(agent))
         progress("Somebody takes the last commits out of the memory's history")
@@ -91,11 +96,12 @@ class _Stage:
 
         return opened_ledger(self.url)
 
-    def ingest(self) -> None:
+    def ingest(self) -> int:
+        """Record; return how many envelopes there are more."""
         from phionyx_letta.letta_code.sealing import ingest
 
         with self.opened() as ledger:
-            ingest(ledger, self.key, self.settings, self.home.memories())
+            return ingest(ledger, self.key, self.settings, self.home.memories()).envelopes
 
     def approve(self, agent: str, memory: Path) -> None:
         """What a proposer would store and a person approve: one more fact."""
