@@ -31,6 +31,7 @@ class Proposals:
             [],
             proposer,
             store=open_store(store),
+            occurrence_path=None if "://" in store else f"{store}.occurrences.json",
             targets=self.targets,
             signer=signer if not isinstance(signer, UnsignedSigner) else None,
             verifier=verifier() if callable(verifier) else None,

@@ -108,12 +108,17 @@ class TestApply:
         proposals.apply(a_patch(proposals, HUMAN, "notes/new.md").patch_id)
         assert memory.git("show", "HEAD:notes/new.md") == HUMAN.strip()
 
-    def test_a_session_leads_to_a_patch(self, proposals: Proposals) -> None:
+    def test_a_session_leads_to_a_patch(
+        self, proposals: Proposals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         import asyncio
 
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
         records = [{"role": "user", "content": "I like tea", "id": "m1"}]
         patches = asyncio.run(proposals.living.propose_from_session("conversation:1", session_records=records))
         assert [(one.file_path, one.status) for one in patches] == [(f"{AGENT}/human.md", "pending")]
+        assert list(Path.cwd().iterdir()) == [], "nothing is left where the program happens to run"
 
 
 @pytest.mark.parametrize(
