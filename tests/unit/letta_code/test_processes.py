@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import threading
@@ -187,20 +188,26 @@ def test_a_disk_that_is_full_loses_nothing(memory: Memory, recorded: Recorded) -
     recorded.agrees_with(memory)
 
 
+def processor_seconds() -> float:
+    """Of this process and of those it waited for: on a busy machine a clock on the wall measures the others."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
 @pytest.mark.slow
 def test_ten_thousand_commits(memory: Memory, recorded: Recorded) -> None:
-    """Flat memory, ten times as fast as a process for each commit and file, and nothing to do takes under 100 ms."""
+    """Flat memory, several times as fast as a process for each commit and file, and nothing to do takes under 100 ms."""
     import tracemalloc
 
     fast_import(memory, 10_000)
-    began = time.perf_counter()
+    began = processor_seconds()
     recorded.ingest(memory)
-    taken = time.perf_counter() - began
+    taken = processor_seconds() - began
     oids = memory.git("rev-list", "HEAD").split()
-    began = time.perf_counter()
+    began = processor_seconds()
     for oid in oids[:50]:
         subprocess.run(["git", "-C", str(memory.path), "show", oid], capture_output=True, check=True)
-    naive = (time.perf_counter() - began) / 50 * 10_000
+    naive = (processor_seconds() - began) / 50 * 10_000
     again = []
     for _ in range(5):
         began = time.perf_counter()
@@ -211,7 +218,7 @@ def test_ten_thousand_commits(memory: Memory, recorded: Recorded) -> None:
     )
     assert recorded.ledger.find(recorded.ledger.head(AGENT))
     assert recorded.audit().envelopes == 10_000
-    assert naive > 4 * taken  # 7 to 10 times as fast where nothing else runs; a busy machine measures anything
+    assert naive > 4 * taken
     assert min(again) < 0.1
     peaks = []
     for name, commits in (("small", 1000), ("large", 4000)):
