@@ -169,7 +169,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             20,
             filesystem.append_against_peer,
         ),
-        at_least("patch-store", "open 10 000 patches, peer / ours", "x", 10, patch_store.load_against_peer),
+        at_least("patch-store", "open 10 000 patches, peer / ours", "x", 5, patch_store.load_against_peer),
         at_least("diff-append", "one line appended to 20 kB, peer / ours", "x", 1_000, filesystem.diff_against_peer),
         at_most("diff-rewrite-100k", "diff of a full rewrite of 100 kB", "ms", 1_000, library.diff_rewrite),
         at_most("diff-longest", "slowest diff of all shapes up to 1 MB", "ms", 20, library.diff_longest),

@@ -32,8 +32,7 @@ class StandIn:
         return json.dumps({"proposals": [fact]})
 
 
-async def main() -> None:
-    folder = Path(tempfile.mkdtemp(prefix="phionyx-example-"))
+async def main(folder: Path) -> None:
     notes = folder / "CLAUDE.md"
     notes.write_text("# Project\n\n## Preferences\n\n- Short answers.\n")
     signer = Ed25519Signer("07" * 32)  # a key of 64 hex digits; use `phionyx-letta keygen` for a real one
@@ -68,4 +67,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with tempfile.TemporaryDirectory(prefix="phionyx-example-") as made:
+        asyncio.run(main(Path(made)))

@@ -96,7 +96,8 @@ class Settings(BaseSettings):
 
     trusted_keys: str = Field(
         default="",
-        description="Public keys that guarded reads trust beside this process's own, separated by spaces: files or 64 hex digits.",
+        description="Public keys of other hosts on this database, which guarded reads and checkpoints trust: files or 64 hex digits, "
+        "separated by spaces.",
     )
 
     @field_validator("on_error", "guard", "commitments", mode="before")

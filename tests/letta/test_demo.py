@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -117,8 +118,12 @@ def test_shows_the_chain_the_verdict_and_the_edit_with_an_unwritable_home(folder
                     break
             exports = dict(line.split()[1].split("=", 1) for line in said if line.strip().startswith("export "))
             explored = {**env, **{name: value.strip("'") for name, value in exports.items()}}
-            for command in ("log", "verify", "doctor"):
-                done = subprocess.run([*_COMMAND[:-1], command], env=explored, cwd="/", capture_output=True, text=True)
+            commands = [shlex.split(line)[1:] for line in said if line.strip().startswith("phionyx-letta ")]
+            assert len(commands) >= 7
+            for command in commands:
+                done = subprocess.run(
+                    [*_COMMAND[:-1], *command], env=explored, cwd=tmp_path, capture_output=True, text=True
+                )
                 assert done.returncode == 0, done.stdout + done.stderr
         finally:
             process.send_signal(signal.SIGINT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,23 +30,30 @@ def together(database: str, home: Path, sealer: str) -> list[dict[str, Any]]:
         "PHIONYX_LETTA_SEALER": sealer,
     }
     environment = letta_environment(database, home, model_base_url="http://127.0.0.1:9/v1", plugin=True, extra=settings)
-    running = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, str(seed), str(WRITERS), str(SECONDS), "--no-generation"],
-            env=environment,
-            cwd=home,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+    running = []
+    for seed in range(PROCESSES):
+        command = [sys.executable, SCRIPT, str(seed), str(WRITERS), str(SECONDS), "--no-generation"]
+        running.append(
+            subprocess.Popen(
+                command, env=environment, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
         )
-        for seed in range(PROCESSES)
-    ]
+        wait_for_the_first(database, running[0])
     results = []
     for process in running:
         said, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors[-4000:]
+        assert process.returncode == 0, said[-4000:] + errors[-4000:]
         results.append(json.loads(said.splitlines()[-1]))
     return results
+
+
+def wait_for_the_first(database: str, process: subprocess.Popen[str]) -> None:
+    """Two Lettas that start on an empty database at once may both insert their defaults, and one of them ends."""
+    deadline = time.monotonic() + 180
+    with psycopg.connect(database, autocommit=True) as connection:
+        while connection.execute("select to_regclass('stress')").fetchone() == (None,) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
 
 @pytest.mark.slow

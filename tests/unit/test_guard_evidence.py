@@ -5,6 +5,8 @@ Of Letta's tables only the columns that are read are here.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Iterator
 
@@ -12,13 +14,15 @@ import pytest
 from outbox_rig import Rig, changed, new_key
 
 from phionyx_letta.checkpoint import Checkpoint
+from phionyx_letta.ledger.lineage import OwnKeys
 from phionyx_letta.merkle import MemoryTree, leaf_hash
 from phionyx_letta.plugin.attribution import Attribution
 from phionyx_letta.plugin.evidence import NO_HISTORY, Mismatch, Reader
 from phionyx_letta.plugin.logview import LogView
 from phionyx_letta.plugin.mutation import BlockColumns, history_change, prompt_change, prompt_digest
+from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
 from phionyx_letta.plugin.stored import stored_history
-from phionyx_letta.plugin.watch import open_view, verifies_with
+from phionyx_letta.plugin.watch import open_view
 
 TABLES = """
 create table block (id text primary key, value text, label text, description text, "limit" int, read_only bool);
@@ -41,7 +45,8 @@ class Guarded(Rig):
         self.restart()
 
     def restart(self) -> None:
-        self.view = LogView(verifies_with(self.key, []))
+        with self.ledger.engine.connect() as connection:
+            self.view = LogView(OwnKeys(connection, self.key.signer).verifies)
         public = [self.key.signer.public_key_hex]  # type: ignore[attr-defined]
         open_view(self.view, self.ledger, self.outside, "test/log", public)
         self.reader = Reader(self.view, self.key.outbox, lambda: self.outside)
@@ -232,6 +237,31 @@ class TestTheLog:
         rig.sql("update phionyx_envelope set body = replace(body, 'human', 'hUman')")
         rig.restart()
         assert "not those of a checkpoint" in rig.wrong()
+
+    def test_a_forged_envelope_never_comes_under_a_checkpoint_that_makes_it_believed(self, rig: Guarded) -> None:
+        public = rig.key.signer.public_key_hex  # type: ignore[attr-defined]
+        rig.sealer = Sealer(rig.ledger, rig.key, checkpoints=CheckpointPolicy("test/log", public))
+        rig.store("one")
+        signed = [rig.seal().checkpoint]
+        [(body,)] = rig.sql("select body from phionyx_envelope")
+        forged = json.loads(body)
+        evil = BlockColumns("evil", "human", None, 5000, False)
+        forged["mutation"]["diff"]["after_hash"] = "sha256:" + hashlib.sha256(b"evil").hexdigest()
+        forged["subject"]["metadata"]["letta"].update(state=evil.digest(), nonce="ab" * 16)
+        line = json.dumps(forged, sort_keys=True, separators=(",", ":"))
+        rig.sql(
+            "insert into phionyx_envelope (seq, trace_id, position, current_hash, turn_index, at, block_id, block_label, kind, body,"
+            " leaf) select 1, 'x', 0, 'x', 0, at, block_id, block_label, kind, %s, %s from phionyx_envelope",
+            line,
+            leaf_hash(line.encode()),
+        )
+        rig.write("another", "genuine")
+        signed.append(rig.seal().checkpoint)
+        rig.outside = [one for one in signed if one is not None][-1][0]
+        rig.restart()
+        assert rig.read() == []
+        rig.set("evil")
+        assert rig.wrong() == "its value is not what was recorded"
 
     def test_a_copy_of_an_old_envelope_at_the_end_says_nothing(self, rig: Guarded) -> None:
         for value in ("one", "two"):

@@ -58,7 +58,7 @@ class Log:
 
 
 def view_of(bodies: list[str], outside: Checkpoint | None = None) -> LogView:
-    view = LogView(lambda current, signature: OURS.sign(current) == signature)
+    view = LogView(lambda current, signature, place: OURS.sign(current) == signature)
     if outside is not None:
         view.expect(outside)
     view.extend(enumerate(bodies))

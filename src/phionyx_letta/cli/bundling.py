@@ -122,16 +122,20 @@ def _from_sources(sources: Sequence[str], public: list[str], statements: list[st
 
 
 def _public_keys(given: list[str] | None) -> list[str]:
-    """Those of --key and the settings, and that of the signing key of this host, of which only the public half is read."""
+    """Those of --key and the settings, and that of the signing key of this host, of which only the public half is read.
+
+    The key in this host's home is taken only where nothing else names one: it need not be the ledger's.
+    """
     from phionyx_letta.settings import load_settings
     from phionyx_letta.signing import load_verifier
 
     keys = trusted_keys(given)
     found = keys.public_keys if keys is not None else []
     settings = load_settings()
-    for path in (settings.signing_key, settings.home_path() / "signing.key"):
+    if settings.signing_key or not found:
+        path = settings.signing_key or settings.home_path() / "signing.key"
         beside = Path(f"{path}.pub")
-        if path is not None and beside.is_file():
+        if beside.is_file():
             with contextlib.suppress(PhionyxError):
                 found.append(load_verifier(beside).public_key_hex)
     return list(dict.fromkeys(found))

@@ -195,15 +195,19 @@ def changed_lines(diff: object) -> list[str]:
 def _keep(stage: Stage, agent_id: str, progress: _Progress) -> None:
     """Say how to look around, then wait for a signal."""
     url, key = shlex.quote(stage.ledger_url), shlex.quote(str(stage.public_key))
+    private_key = shlex.quote(str(stage.public_key.with_suffix("")))
     progress.say(
         "\nEverything goes on running. In another terminal:\n\n"
         f"  export PHIONYX_LETTA_LEDGER={url}\n"
         f"  export PHIONYX_LETTA_VERIFY_KEY={key}\n"
+        f"  export PHIONYX_LETTA_SIGNING_KEY={private_key}\n"
         f"  phionyx-letta log\n"
         f"  phionyx-letta show {agent_id} 3\n"
         f"  phionyx-letta verify\n"
+        f"  phionyx-letta verify --checkpoint {shlex.quote(str(stage.checkpoints))}\n"
         f"  phionyx-letta doctor\n"
         f"  phionyx-letta export {agent_id} --format folder --output ./evidence\n"
+        f"  phionyx-letta export --bundle --output ./evidence.zip\n"
         f"  curl {stage.letta.base_url}/v1/agents/{agent_id}/core-memory/blocks\n\n"
         "Ctrl-C stops the servers and removes everything."
     )

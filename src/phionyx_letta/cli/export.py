@@ -115,7 +115,8 @@ def _bundle(
         output.parent.mkdir(parents=True, exist_ok=True)
         with _replacing(output) as partial:
             result = bundle(output, partial, traces, ledger, key, checkpoints)
-    line = f"wrote a bundle of {result['envelopes']} envelopes and {result['checkpoints']} checkpoints to {output}"
+    count = result["checkpoints"]
+    line = f"wrote a bundle of {result['envelopes']} envelopes and {count} checkpoint{'' if count == 1 else 's'} to {output}"
     answer(result, as_json=as_json, show=lambda console: console.print(line, soft_wrap=True))
     return 0
 

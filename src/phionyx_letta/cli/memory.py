@@ -143,6 +143,8 @@ def review(
 
     The diff is computed from what would be written.
     """
+    from phionyx_letta.memory.reviewing import listed
+
     living = open_memory(store_path, paths)
     if interactive:
         if as_json:
@@ -154,7 +156,7 @@ def review(
         described = living.review(find_patch(living, patch_id))
         answer(described, as_json=as_json, show=lambda console: print_patch(console, described))
         return 0
-    pending = [vars(one) for one in living.store.summaries("pending")]
+    pending = [listed(one, living.verifier) for one in living.pending_patches()]
     answer(
         {"patches": pending, "count": len(pending)}, as_json=as_json, show=lambda console: print_list(console, pending)
     )
@@ -250,17 +252,21 @@ def log(
     store_path: StorePath = STORE,
     as_json: Json = False,
 ) -> int:
-    """Show the patches of a store, newest last, each in its present status. `review --patch-id` shows one with its history."""
+    """Show the patches of a store, newest last, each in its present status; one that does not verify is marked.
+
+    `review --patch-id` shows one with its history.
+    """
     from typing import get_args
 
-    from phionyx_letta.memory.opening import open_store
     from phionyx_letta.memory.patches import PatchStatus
+    from phionyx_letta.memory.reviewing import listed
 
     if status is not None and status not in get_args(PatchStatus):
         raise CommandError(f"there is no status {status!r}", f"give one of {', '.join(get_args(PatchStatus))}")
     if output_format not in ("table", "json"):
         raise CommandError(f"there is no format {output_format!r}", "give table or json")
-    patches = [vars(one) for one in open_store(store_path).summaries(status, limit=limit)]
+    living = open_memory(store_path, None)
+    patches = [listed(one, living.verifier) for one in living.store.list_by_status(status, limit=limit)]
     answer(
         {"patches": patches, "count": len(patches)},
         as_json=as_json or output_format == "json",

@@ -40,6 +40,7 @@ def print_list(console: Console, patches: Sequence[Mapping[str, Any]]) -> None:
     for one in patches:
         console.print(_line(one, "created_at", "category", "file_path"), soft_wrap=True)
         console.print(f"    {safe(one['rationale'])}", soft_wrap=True)
+        _print_mark(console, one)
     console.print(
         f"{len(patches)} pending; `phionyx-letta memory review --patch-id ID` shows one", style="dim", soft_wrap=True
     )
@@ -56,6 +57,12 @@ def print_log(console: Console, patches: Sequence[Mapping[str, Any]]) -> None:
         line.append(safe(one["status"]).ljust(9), _STATUS_STYLES.get(one["status"], ""))
         line.append(f"  {_day(one['created_at'])}  {safe(one['file_path'])}  {safe(one['rationale'])}")
         console.print(line, soft_wrap=True)
+        _print_mark(console, one)
+
+
+def _print_mark(console: Console, one: Mapping[str, Any]) -> None:
+    if one["signature_note"]:
+        console.print(f"    NOT valid: {safe(one['signature_note'])}", style="bold red", soft_wrap=True)
 
 
 def print_patch(console: Console, described: Mapping[str, Any]) -> None:
@@ -145,7 +152,8 @@ def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Created:", f"{described['created_at']} by {described['author']}, session {described['session_id'] or '?'}"
     for step in described["history"][1:]:
         because = f": {step.get('reason')}" if step.get("reason") else ""
-        yield str(step.get("to", "?")).capitalize() + ":", f"{step.get('at')} by {step.get('by')}{because}"
+        name = "Reverting" if step.get("from") == step.get("to") == "applied" else str(step.get("to", "?")).capitalize()
+        yield f"{name}:", f"{step.get('at')} by {step.get('by')}{because}"
     yield "Signature:", _signature(described)
     if described["untrusted"]:
         yield "Trust:", f"untrusted: {described['untrusted']}"

@@ -61,8 +61,8 @@ def _signed(
 ) -> list[SignedCheckpoint]:
     """The checkpoints by the key, or by keys before it."""
     from phionyx_letta.keys import statements_in
+    from phionyx_letta.ledger.lineage import stored_statements
     from phionyx_letta.ledger.log.reading import read_checkpoints
-    from phionyx_letta.ledger.statements import stored_statements
     from phionyx_letta.notes import NoteKey
 
     with database.engine.connect() as connection:

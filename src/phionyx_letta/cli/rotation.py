@@ -138,7 +138,7 @@ def history(
 ) -> int:
     """Show the rotations and revocations this ledger keeps; their signatures are checked by `verify`."""
     from phionyx_letta.keys import statements_in
-    from phionyx_letta.ledger.statements import stored_statements
+    from phionyx_letta.ledger.lineage import stored_statements
     from phionyx_letta.settings import load_settings
 
     undelivered: list[str] = []
@@ -223,7 +223,7 @@ def _rotated(database: SqlLedger, old: Signer, new: Signer, settings: Settings) 
 def _interrupted(database: SqlLedger, files: Any) -> str | None:
     """The statement of a rotation that was recorded but not brought to its end."""
     from phionyx_letta.keys import statements_in
-    from phionyx_letta.ledger.statements import stored_statements
+    from phionyx_letta.ledger.lineage import stored_statements
 
     public = files.waiting()
     if public is None:

@@ -109,10 +109,11 @@ def check_key_fits(database: SqlLedger, key: PluginKey) -> None:
 
 def sealed(database: SqlLedger, key: PluginKey) -> dict[str, Any]:
     """Seal everything that can be sealed; wait a while where another process is at it."""
-    from phionyx_letta.plugin.sealer import Sealer, SealReport, checkpoint_policy, pending
+    from phionyx_letta.plugin.sealer import Sealer, SealReport, checkpoint_policy, pending, trusted_hosts
     from phionyx_letta.settings import load_settings
 
-    sealer = Sealer(database, key, checkpoints=checkpoint_policy(key, load_settings()))
+    settings = load_settings()
+    sealer = Sealer(database, key, checkpoints=checkpoint_policy(key, settings), trusted=trusted_hosts(settings))
     total, deadline = SealReport(), time.monotonic() + PATIENCE
     while True:
         report = sealer.seal_pending()

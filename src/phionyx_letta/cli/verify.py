@@ -142,7 +142,7 @@ def _stated(name: str) -> list[Statement]:
     path = Path(name)
     if "://" in name or (path.is_file() and is_sqlite(path)):
         from phionyx_letta.keys import statements_in
-        from phionyx_letta.ledger.statements import stored_statements
+        from phionyx_letta.ledger.lineage import stored_statements
 
         with open_database(name) as ledger, ledger.engine.connect() as connection:
             return list(statements_in(stored_statements(connection)))

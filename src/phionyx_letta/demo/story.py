@@ -94,6 +94,7 @@ class Stage:
         self._stack = ExitStack()
         self.folder = Path()
         self.public_key = Path()
+        self.checkpoints = Path()
 
     def __enter__(self) -> Stage:
         """Start everything.
@@ -125,6 +126,7 @@ class Stage:
         private_key = self.folder / "signing.key"
         generate_key(private_key)
         self.public_key = self.folder / "signing.key.pub"
+        self.checkpoints = self.folder / "checkpoints"
         self._progress("Starting PostgreSQL")
         self.postgres = self._stack.enter_context(EmbeddedPostgres())
         self.model = self._stack.enter_context(ScriptedModel())
@@ -140,6 +142,7 @@ class Stage:
                     "PHIONYX_LETTA_KEY_ID": "",
                     "PHIONYX_LETTA_INCLUDE_DIFF_TEXT": "1",
                     "PHIONYX_LETTA_ON_ERROR": "closed",
+                    "PHIONYX_LETTA_SINKS": f"folder:{self.checkpoints}",
                 },
                 progress=lambda stage, seconds: self._progress(f"Starting the Letta server, {seconds:.0f} s"),
             )

@@ -163,11 +163,18 @@ class Audit:
             values = (None if value is None else shown(value) for value in (expected, found))
             self._found.append(AuditFinding(trace_id, position, block_id, dimension, FAILED, message, *values))
 
-    def note(self, dimension: str, message: str) -> None:
+    def note(self, dimension: str, message: str, *, block_id: str | None = None) -> None:
         """Record what could not be measured."""
         self._found_total += 1
         if len(self._found) < MAX_FINDINGS:
-            self._found.append(AuditFinding(None, None, None, dimension, NOT_MEASURED, message))
+            self._found.append(AuditFinding(None, None, block_id, dimension, NOT_MEASURED, message))
+
+    def leave_open(self, dimension: str, message: str, block_ids: Iterable[str]) -> None:
+        """Record that a dimension was not measured of these blocks, unless it failed."""
+        if self._extra.get(dimension) != FAILED:
+            self._extra[dimension] = NOT_MEASURED
+        for block_id in block_ids:
+            self.note(dimension, message, block_id=block_id)
 
     def report(self) -> AuditReport:
         """Put everything together; nothing can be fed after it."""
@@ -207,9 +214,9 @@ class Audit:
         if dimensions.get("inclusion") != OK and "inclusion" in self.needed:
             return NOT_MEASURED, "no checkpoint from outside shows where the envelopes stand in the log"
         if any(dimensions[name] != OK for name in self.needed):
-            return NOT_MEASURED, next(
-                (result["reason"] for result in results if result["reason"]), "not every signature was checked"
-            )
+            open_ones = (one.message for one in findings if one.dimension in self.needed)
+            reasons = [*(result["reason"] for result in results if result["reason"]), *open_ones]
+            return NOT_MEASURED, next(iter(reasons), "not every signature was checked")
         return VALID, None
 
 

@@ -21,8 +21,10 @@ from phionyx_letta.keys import Keyring, statements_in
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.audit import SEALED_TWICE, Audit, AuditReport, Progress
 from phionyx_letta.ledger.audit_log import EpochAudit, LogAudit, Outside
+from phionyx_letta.ledger.lineage import stored_statements
+from phionyx_letta.ledger.log.nodes import grow
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.ledger.statements import stored_statements
+from phionyx_letta.merkle import Frontier, Node, leaf_hash
 from phionyx_letta.signing import Verifier
 from phionyx_letta.verification import BlockHead
 
@@ -74,13 +76,16 @@ def verify_ledger(
         audit.measured(DATABASE)
         log = LogAudit(audit, outside) if outside is not None and whole else None
         epochs = EpochAudit(audit, verifier) if isinstance(verifier, Keyring) and whole else None
-        last_of_block, unknown = _check_rows(audit, connection, trace_id, log, epochs, live, progress)
+        tree = _StoredTree(audit) if whole else None
+        last_of_block, unknown = _check_rows(audit, connection, trace_id, tree, log, epochs, live, progress)
         if epochs is not None:
             epochs.finish()
         if log is not None:
             log.finish()
         if live is not None and trace_id is None:
             live.finish(connection, audit)
+        if tree is not None:
+            tree.finish(connection)
         _check_nonces(audit, connection)
         _check_heads(audit, connection, trace_id)
         if audit.block_heads is not None:
@@ -113,6 +118,7 @@ def _check_rows(
     audit: Audit,
     connection: Connection,
     trace_id: str | None,
+    tree: _StoredTree | None,
     log: LogAudit | None,
     epochs: EpochAudit | None,
     live: LiveFeed | None,
@@ -135,6 +141,8 @@ def _check_rows(
         audit.feed(row.trace_id, envelope, hashed=hashed, place=row.seq if epochs is not None else None)
         if epochs is not None:
             epochs.feed(row.body if isinstance(row.body, str) else "")
+        if tree is not None:
+            tree.feed(row)
         if log is not None:
             log.feed(row.body if isinstance(row.body, str) else "")
         if live is not None and isinstance(envelope, dict) and find_fault(envelope) is None:
@@ -144,6 +152,45 @@ def _check_rows(
         if progress and audit.seen % _BATCH == 0:
             progress(audit.seen)
     return last_of_block, unknown
+
+
+class _StoredTree:
+    """The hashes of the log that are stored, from which proofs are made and which guarded reads look at."""
+
+    def __init__(self, audit: Audit) -> None:
+        self._audit = audit
+        self._frontier = Frontier()
+        self._kept: dict[Node, bytes] = {}
+        self._hole = False
+
+    def feed(self, row: Row[Any]) -> None:
+        """Take the next row of the sealing order."""
+        leaf = leaf_hash(row.body.encode("utf-8", "surrogatepass") if isinstance(row.body, str) else b"")
+        if row.leaf != leaf:
+            message = "the column leaf is not the hash of the envelope: parts of this ledger cannot be shown"
+            _fail_row(self._audit, row, message, leaf.hex(), _hex(row.leaf))
+        self._hole = self._hole or row.seq != self._frontier.size
+        if not self._hole:
+            self._kept.update(grow(self._frontier, [leaf]))
+
+    def finish(self, connection: Connection) -> None:
+        """Compare the kept subtrees; behind a hole nothing can be said of them."""
+        if self._hole:
+            return
+        for row in connection.execute(select(tables.log_node)):
+            expected = self._kept.pop((row.level, row.place), None)
+            if row.hash != expected:
+                self._fail(row.level, row.place, expected, row.hash)
+        for (level, place), expected in self._kept.items():
+            self._fail(level, place, expected, None)
+
+    def _fail(self, level: int, place: int, expected: bytes | None, found: object) -> None:
+        message = f"the stored hash of subtree {place} of level {level} is not that of its envelopes"
+        self._audit.fail(DATABASE, message, expected=_hex(expected), found=_hex(found))
+
+
+def _hex(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else "nothing" if value is None else repr(value)
 
 
 def _content_unknown(envelope: object) -> bool:

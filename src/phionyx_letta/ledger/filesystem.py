@@ -124,6 +124,15 @@ class FilesystemEnvelopeStore:
             self._positions[folder] = envelope["integrity"]["current"], position
         return envelope
 
+    def probe(self, trace_id: str) -> None:
+        """Find out whether the chain can be written, and write nothing.
+
+        Raises:
+            StoreError: it cannot.
+        """
+        with self._writing(trace_id):
+            pass
+
     def iter_chain(self, trace_id: str) -> Iterator[dict[str, Any]]:
         """Yield the chain's envelopes from the first on, one file at a time.
 

@@ -10,10 +10,10 @@ from sqlalchemy import Connection, func, select
 
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.audit_sql import snapshot
+from phionyx_letta.ledger.lineage import stored_statements
 from phionyx_letta.ledger.log.layout import write_layout
 from phionyx_letta.ledger.rollback import LOG_BLOCK
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.ledger.statements import stored_statements
 from phionyx_letta.ledger.tree import sql_nodes
 
 __all__ = ["Gathered", "gather"]

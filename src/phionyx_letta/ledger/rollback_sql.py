@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 from sqlalchemy import Connection, select
 
 from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.lineage import OwnKeys
 from phionyx_letta.ledger.rollback import LOG_BLOCK, AcceptedRollback, read_accepted
-from phionyx_letta.ledger.statements import own_keys
-from phionyx_letta.signing import Ed25519Verifier, Signer, load_verifier
+from phionyx_letta.signing import Signer
 
 __all__ = ["accepted_rollbacks", "own_rollbacks"]
 
 
 def own_rollbacks(connection: Connection, signer: Signer) -> list[AcceptedRollback]:
     """Those that this key accepted, or one that it took over from."""
-    public: str | None = getattr(signer, "public_key_hex", None)
-    if public is None:  # a shared secret: signing again tells
-        return accepted_rollbacks(connection, lambda signed, signature: signer.sign(signed) == signature)
-    keys: list[Ed25519Verifier] = []
+    keys: list[OwnKeys] = []
 
-    def verify(signed: str, signature: str) -> bool:
+    def verify(signed: str, signature: str, place: int) -> bool:
         if not keys:  # most ledgers have nothing to ask about
-            keys.extend(load_verifier(one) for one in own_keys(connection, public))
-        return any(one.verify(signed, signature) for one in keys)
+            keys.append(OwnKeys(connection, signer))
+        return keys[0].verifies(signed, signature, place)
 
     return accepted_rollbacks(connection, verify)
 
 
-def accepted_rollbacks(connection: Connection, verify: Callable[[str, str], bool]) -> list[AcceptedRollback]:
-    """All that the ledger holds, oldest first; one indexed look-up."""
+def accepted_rollbacks(connection: Connection, verify: Callable[[str, str, int], bool]) -> list[AcceptedRollback]:
+    """All that the ledger holds, oldest first; one indexed look-up. ``verify`` is told the envelope's place in the log as well."""
     envelope = tables.envelope.c
-    rows = connection.execute(select(envelope.body).where(envelope.block_id == LOG_BLOCK).order_by(envelope.seq))
-    found = (read_accepted(_parsed(body), verify) for body in rows.scalars())
+    query = select(envelope.seq, envelope.body).where(envelope.block_id == LOG_BLOCK).order_by(envelope.seq)
+    found = [read_accepted(_parsed(row.body), partial(_at, verify, row.seq)) for row in connection.execute(query)]
     return [one for one in found if one is not None]
+
+
+def _at(verify: Callable[[str, str, int], bool], place: int, signed: str, signature: str) -> bool:
+    return verify(signed, signature, place)
 
 
 def _parsed(body: object) -> object:

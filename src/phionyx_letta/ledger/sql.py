@@ -22,9 +22,9 @@ from phionyx_letta.errors import LedgerUnavailable
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import upsert_rows
 from phionyx_letta.ledger.salts import salts_in_use
-from phionyx_letta.ledger.tree import sql_nodes
+from phionyx_letta.ledger.tree import KnownLog, sql_nodes
 from phionyx_letta.ledger.writer import LedgerWriter
-from phionyx_letta.merkle import Frontier, consistency_proof
+from phionyx_letta.merkle import consistency_proof
 
 #: Of the whole ledger; any 64-bit number does, as long as nobody else in the database uses it ("phionyx" in ASCII).
 LOCK_KEY = int.from_bytes(b"phionyx\0", "big")
@@ -45,8 +45,8 @@ class SqlLedger:
             StoreError: the URL is not one of a database this ledger can live in.
             LedgerUnavailable: the database does not answer.
         """
-        self.known_log: Frontier | None = None
-        """The log's tree as this process last left it; see ``LogWriter``."""
+        self.known_log: KnownLog | None = None
+        """The log as this process last left it; see ``LogWriter``."""
         self.url = tables.ledger_url(url)
         self.engine = create_engine(self.url, pool_size=2, max_overflow=2, pool_pre_ping=ping)
         if self.engine.dialect.name == "sqlite":
@@ -125,7 +125,7 @@ class SqlLedger:
             writer = LedgerWriter(connection, known=self.known_log)
             writer.add(envelope, trace_id=trace_id)
             writer.flush()
-        self.known_log = writer.log.frontier
+        self.known_log = writer.log.known
 
     def emit(
         self,
@@ -154,8 +154,17 @@ class SqlLedger:
             )
             writer.add(envelope)
             writer.flush()
-        self.known_log = writer.log.frontier
+        self.known_log = writer.log.known
         return envelope
+
+    def probe(self, trace_id: str) -> None:
+        """Find out whether the ledger takes a write, and write nothing.
+
+        Raises:
+            LedgerUnavailable: it does not.
+        """
+        with self.writing():
+            pass
 
     def iter_chain(self, trace_id: str) -> Iterator[dict[str, Any]]:
         """The envelopes of one chain, oldest first, in flat memory."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, func, inspect, or_, select
+from sqlalchemy import Connection, func, or_, select
 
 from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.errors import SigningKeyError, StoreError
@@ -18,35 +18,7 @@ from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.writer import LedgerWriter
 from phionyx_letta.signing import Signer, key_id_of
 
-__all__ = ["lineage", "own_keys", "refuse_retired", "rotate", "store_statement", "stored_statements"]
-
-
-def stored_statements(connection: Connection) -> list[str]:
-    """Return the statements about keys that a ledger keeps, as notes, oldest first; a ledger older than them has none."""
-    if not inspect(connection).has_table(tables.key_statement.name):
-        return []
-    column = tables.key_statement.c
-    return list(connection.execute(select(column.note).order_by(column.id)).scalars())
-
-
-def lineage(connection: Connection, public_key: str) -> list[Statement]:
-    """Return the rotations that led to this key, the newest first.
-
-    Each is signed by the key it led to, so whoever has that key has agreed to it: nobody else can put one in.
-    """
-    said = [one for one in statements_in(stored_statements(connection)) if one.kind == ROTATION]
-    found: list[Statement] = []
-    while True:
-        key = found[-1].signer if found else public_key
-        before = next((one for one in said if one.subject == key and one not in found and one.signed()), None)
-        if before is None:
-            return found
-        found.append(before)
-
-
-def own_keys(connection: Connection, public_key: str) -> list[str]:
-    """Return this key and those it took over from, the newest first."""
-    return [public_key, *(said.signer for said in lineage(connection, public_key))]
+__all__ = ["refuse_retired", "rotate", "store_statement"]
 
 
 def store_statement(connection: Connection, note: str) -> None:

@@ -8,9 +8,11 @@ what was published before.
 from __future__ import annotations
 
 import hmac
+import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,57 +20,104 @@ from sqlalchemy import Connection, and_, bindparam, literal, or_, select
 
 from phionyx_letta._canonical import JSON_ERRORS
 from phionyx_letta.checkpoint import Checkpoint, issue_checkpoint, open_checkpoint
-from phionyx_letta.envelope import Signs, canonical_json
+from phionyx_letta.envelope import GENESIS_HASH, Signs, canonical_json, envelope_hash
 from phionyx_letta.errors import NoteError, ProofError, SigningKeyError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import insert_rows, upsert_rows
+from phionyx_letta.ledger.lineage import OwnKeys
 from phionyx_letta.ledger.log.nodes import TiledNodes, grow
 from phionyx_letta.merkle import Frontier, Node, leaf_hash
 from phionyx_letta.signing import Signer
 
-__all__ = ["LogWriter", "default_origin", "derived_key", "sql_nodes", "stored_checkpoint"]
+__all__ = ["KnownLog", "LogWriter", "default_origin", "derived_key", "sql_nodes", "stored_checkpoint"]
 
 _PURPOSE = "phionyx-letta/log/v1"
-_ROWS = 1000
+_ROWS = 100  # who owns the database can make each of them large
+
+_HOLE = "the sealing order has a hole: envelopes were removed, or one was put in by hand"
+_FOREIGN = (
+    "an envelope is not signed by a key this host believes, or does not continue its chain: it was put in by hand, or by another"
+    " host, whose public key is then to be named in PHIONYX_LETTA_TRUSTED_KEYS"
+)
+_REWRITTEN = "the log is not the one this process knew: sealed envelopes were changed in the database"
 
 _log = logging.getLogger("phionyx_letta")
+
+
+@dataclass(frozen=True)
+class KnownLog:
+    """The log as a process left it: all of it was sealed under its key, or checked."""
+
+    frontier: Frontier
+    heads: dict[str, str] | None
+    """Of every chain at that size; None: not known, since what is stored of the log was always its own."""
 
 
 class LogWriter:
     """The tree's end, in a transaction that holds the ledger's lock."""
 
-    def __init__(self, connection: Connection, signer: Signs | None, size: int, known: Frontier | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        signer: Signs | None,
+        size: int,
+        known: KnownLog | None = None,
+        trusted: Sequence[str] = (),
+    ) -> None:
         """Take the tree up where the last batch left it.
 
         What is stored of it is believed if it has this key's MAC: else who can edit the database could have a checkpoint signed over
-        a tree of his own. Otherwise the envelopes are hashed anew, from where this process knows the tree. A writer without a key
-        signs no checkpoint and believes it as it stands.
+        a tree of his own. Otherwise the envelopes are hashed anew, from where this process knows the tree; and since whoever holds a
+        checkpoint believes what it covers, each has to be signed by a key this host believes, and to continue its chain. A writer
+        without a key signs no checkpoint and believes it as it stands.
 
         Args:
             connection: in a transaction that holds the ledger's lock.
             signer: authenticates the frontier.
             size: the number the next envelope gets.
-            known: the tree as this process left it, or an earlier one.
+            known: the log as this process left it, or an earlier state of it.
+            trusted: public keys of other hosts on the same database.
         """
         self._connection = connection
+        self._signer, self._trusted = signer, trusted
         self._key = derived_key(signer, _PURPOSE)
         self._key_id = getattr(signer, "key_id", None)
         self.whole = True
-        """Whether the tree covers every envelope; False where the sealing order has a hole: then it does not grow any more."""
-        self.frontier = self._stored(size) or self._continued(size, known)
-        """The tree, or its part before the hole."""
+        """Whether the tree covers every envelope; False where the sealing order has a hole, or an envelope nobody this host believes
+        has signed: then it does not grow any more."""
+        self._heads = dict(known.heads) if known is not None and known.heads is not None else None
+        stored = self._stored(size)
+        if stored is not None:
+            self.frontier = stored
+            """The tree, or its part before the hole."""
+            if known is None or known.frontier.size != size or known.frontier.hashes != stored.hashes:
+                self._heads = None
+        else:
+            self.frontier = self._continued(size, known)
 
     @property
     def size(self) -> int:
         """How many leaves there are."""
         return self.frontier.size
 
-    def append(self, bodies: Sequence[str]) -> list[bytes]:
-        """Add envelopes, as they are stored; return their leaf hashes. Costs O(log n) beside hashing them."""
+    @property
+    def known(self) -> KnownLog:
+        """The log as it stands, for the next writer of this process."""
+        return KnownLog(self.frontier, self._heads)
+
+    def append(self, bodies: Sequence[str], heads: Iterable[tuple[str, str]]) -> list[bytes]:
+        """Add envelopes, as they are stored; return their leaf hashes. Costs O(log n) beside hashing them.
+
+        Args:
+            bodies: of the envelopes.
+            heads: the chain and the hash of each.
+        """
         leaves = [leaf_hash(body.encode("ascii")) for body in bodies]
         if self.whole:
             start = self.frontier.size
             self._keep(grow(self.frontier, leaves), start)
+            if self._heads is not None:
+                self._heads.update(heads)
         return leaves
 
     def flush(self) -> None:
@@ -128,27 +177,43 @@ class LogWriter:
             _log.error("phionyx-letta: the stored end of the log was changed in the database; it is hashed anew")
         return None
 
-    def _continued(self, size: int, known: Frontier | None) -> Frontier:
+    def _continued(self, size: int, known: KnownLog | None) -> Frontier:
         """From the envelopes themselves: another key wrote what is stored, or it was damaged, or the ledger is older than the log."""
-        frontier = Frontier(known.size, known.hashes) if known is not None and known.size <= size else Frontier()
+        if known is not None and known.frontier.size > size:
+            known = None
+        checked = known.frontier if known is not None else Frontier()
+        again = (
+            known is None or self._heads is None
+        )  # the heads have to be found first, by reading what was checked before
+        frontier = Frontier() if again else Frontier(checked.size, checked.hashes)
+        heads: dict[str, str] = {} if again or self._heads is None else self._heads
+        believes = None
+        if self._signer is not None and self._key is not None:
+            believes = _Checks(OwnKeys(self._connection, self._signer, self._trusted).verifies, heads)
         start, nodes = frontier.size, list[tuple[Node, bytes]]()
         envelope = tables.envelope.c
         after = select(envelope.seq, envelope.body).where(envelope.seq >= bindparam("start")).order_by(envelope.seq)
-        while frontier.size < size and self.whole:
+        fault = None
+        while frontier.size < size and fault is None:
             rows = self._connection.execute(after.limit(_ROWS), {"start": frontier.size}).all()
-            sound = [
-                row.body
-                for place, row in enumerate(rows, frontier.size)
-                if row.seq == place and isinstance(row.body, str)
-            ]
-            self.whole = bool(rows) and len(sound) == len(rows)
-            nodes += grow(
-                frontier, [leaf_hash(body.encode("utf-8", "surrogatepass")) for body in sound] if self.whole else []
-            )
-        if not self.whole:
+            fault = None if rows else _HOLE
+            for row in rows:
+                if row.seq != frontier.size or not isinstance(row.body, str):
+                    fault = _HOLE
+                elif believes is not None and not believes(row.body, row.seq, checked=row.seq < checked.size):
+                    fault = _FOREIGN
+                if fault is not None:
+                    break
+                nodes += grow(frontier, [leaf_hash(row.body.encode("utf-8", "surrogatepass"))])
+                if frontier.size == checked.size and frontier.hashes != checked.hashes:
+                    fault = _REWRITTEN
+                    break
+        self.whole, self._heads = fault is None, heads if believes is not None else None
+        if fault is not None:
             _log.error(
-                "phionyx-letta: the sealing order has a hole after %s envelopes: some were removed, or put in by hand; no"
-                " checkpoint is signed until that is resolved",
+                "phionyx-letta: %s (envelope %s); no checkpoint is signed until that is resolved: `phionyx-letta verify`"
+                " says more",
+                fault,
                 frontier.size,
             )
         self._keep(nodes, start)
@@ -158,6 +223,30 @@ class LogWriter:
         if self._key is None:
             return None
         return hmac.digest(self._key, canonical_json(dict(row)).encode("ascii"), "sha256").hex()
+
+
+class _Checks:
+    """Tells whether an envelope is to stand under a checkpoint."""
+
+    def __init__(self, verifies: Callable[[str, str, int], bool], heads: dict[str, str]) -> None:
+        self._verifies, self._heads = verifies, heads
+
+    def __call__(self, body: str, place: int, *, checked: bool) -> bool:
+        """Take the next envelope; of one that was checked before only the head it leaves is noted."""
+        try:
+            envelope = json.loads(body)
+            integrity, trace = envelope["integrity"], str(envelope["subject"].get("trace_id"))
+            previous, current = integrity["previous"], integrity["current"]
+            if not checked and (
+                previous != self._heads.get(trace, GENESIS_HASH)
+                or envelope_hash(envelope, previous) != current
+                or not self._verifies(current, integrity["signature"], place)
+            ):
+                return False
+        except (*JSON_ERRORS, LookupError, AttributeError):
+            return False
+        self._heads[trace] = current
+        return True
 
 
 def sql_nodes(connection: Connection) -> TiledNodes:

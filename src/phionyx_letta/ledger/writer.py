@@ -20,8 +20,7 @@ from phionyx_letta.errors import InvalidMutation, StaleHeadError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, insert_rows, upsert_rows
 from phionyx_letta.ledger.salts import hand_over_salts
-from phionyx_letta.ledger.tree import LogWriter, derived_key
-from phionyx_letta.merkle import Frontier
+from phionyx_letta.ledger.tree import KnownLog, LogWriter, derived_key
 from phionyx_letta.signing import sign_all
 
 _STATE_PURPOSE = "phionyx-letta/block-state/v1"
@@ -53,14 +52,22 @@ class BlockState:
 class LedgerWriter:
     """Collects envelopes and writes them, with the heads they lead to, in a handful of statements."""
 
-    def __init__(self, connection: Connection, signer: Signs | None = None, *, known: Frontier | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        signer: Signs | None = None,
+        *,
+        known: KnownLog | None = None,
+        trusted: Sequence[str] = (),
+    ) -> None:
         """Read where the ledger ends.
 
         Args:
             connection: in a transaction that holds the ledger's lock.
             signer: signs drafts, and authenticates the states of blocks: who can edit the database can edit those too,
                 and what an attach or detach repeats of them is signed.
-            known: the log's tree as this process left it; see ``LogWriter``.
+            known: the log as this process left it; see ``LogWriter``.
+            trusted: public keys of other hosts on the same database.
         """
         self._connection = connection
         self._signer = signer
@@ -74,7 +81,7 @@ class LedgerWriter:
         self._drafts: list[tuple[dict[str, Any], DraftEnvelope]] = []
         last = connection.execute(select(func.max(tables.envelope.c.seq))).scalar()
         self._next_seq: int = 0 if last is None else last + 1
-        self.log = LogWriter(connection, signer, self._next_seq, known)
+        self.log = LogWriter(connection, signer, self._next_seq, known, trusted)
 
     def load_blocks(self, block_ids: Iterable[str]) -> None:
         """Read the states of these blocks in one statement."""
@@ -257,7 +264,8 @@ class LedgerWriter:
             signatures = sign_all(self._signer, [draft.current for _, draft in self._drafts])
             for (row, draft), signature in zip(self._drafts, signatures, strict=True):
                 row["body"] = draft.line(signature)
-        for row, leaf in zip(self._rows, self.log.append([row["body"] for row in self._rows]), strict=True):
+        heads = [(row["trace_id"], row["current_hash"]) for row in self._rows]
+        for row, leaf in zip(self._rows, self.log.append([row["body"] for row in self._rows], heads), strict=True):
             row["leaf"] = leaf
         insert_rows(self._connection, tables.envelope, self._rows)
         upsert_rows(

@@ -21,7 +21,16 @@ from phionyx_letta.errors import (
     UntrustedPatch,
 )
 from phionyx_letta.ledger.store import EnvelopeStore
-from phionyx_letta.memory.deciding import applicable, changed_at, last_detail, require
+from phionyx_letta.memory.deciding import (
+    Change,
+    announced,
+    applicable,
+    applied_already,
+    changed_at,
+    left_behind,
+    require,
+    reverted_already,
+)
 from phionyx_letta.memory.managed import ManagedFiles
 from phionyx_letta.memory.merging import merge, reverse_merge
 from phionyx_letta.memory.occurrences import Occurrences
@@ -202,28 +211,29 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
         """
         with self.store.exclusive():
-            found = self._load(patch)
-            require(found, "approve", ("pending",))
-            check_trust(found, self.verifier)
+            found = self._trusted(patch, "approve", ("pending",))
             return self._moved(found, "approved", by, reason)
 
     def reject(self, patch: MemoryPatch | str, reason: str = "", *, by: str | None = None) -> MemoryPatch:
-        """Reject a patch for good: its fact is not proposed again unless it changes. One that does not verify can be rejected too.
+        """Reject a patch for good: its fact is not proposed again unless it changes.
+
+        One that does not verify can be rejected too, whatever status it claims; its fact may come up again.
 
         Raises:
             PatchNotFound, IllegalTransition: it is not there, or already applied, reverted or rejected.
         """
         with self.store.exclusive():
             found = self._load(patch)
-            require(found, "reject", ("pending", "approved", "conflict"))
-            self._require_unwritten(found)
-            details = {}
             try:
                 check_trust(found, self.verifier)
-            except UntrustedPatch as error:
-                details = {"untrusted": error.message}
+            except UntrustedPatch as error:  # whatever status it claims: that may be forged too
+                details = {"untrusted": error.message, "claimed": found.status}
                 found.metadata = {name: value for name, value in found.metadata.items() if name != HISTORY}
-            return self._moved(found, "rejected", by, reason, details)
+                found.applied_at = found.reverted_at = None
+                return self._moved(found, "rejected", by, reason, details)
+            require(found, "reject", ("pending", "approved", "conflict"))
+            self._require_unwritten(found)
+            return self._moved(found, "rejected", by, reason)
 
     def edit(
         self, patch: MemoryPatch | str, after_content: str, *, by: str | None = None, reason: str = ""
@@ -234,11 +244,9 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
         """
         with self.store.exclusive():
-            found = self._load(patch)
-            require(found, "edit", ("pending", "approved", "conflict"))
-            check_trust(found, self.verifier)
+            found = self._trusted(patch, "edit", ("pending", "approved", "conflict"))
             self._require_unwritten(found)
-            author = by or reviewer()
+            author = self._name(by)
             new = self._proposing.successor(found, found.before_content, after_content, "edited_from", author)
             self._moved(found, "rejected", by, reason or f"edited as {new.patch_id}", {"replaced_by": new.patch_id})
             return new
@@ -252,20 +260,21 @@ class LivingMemory:
             TargetRefused: the target is not managed, or cannot be written without loss.
         """
         with self.store.exclusive():
-            found = self._load(patch)
-            require(found, "apply", ("pending", "approved"))
-            check_trust(found, self.verifier)
+            found = self._trusted(patch, "apply", ("pending", "approved"))
             target = self.targets.resolve(found.file_path)
             current = target.read()
-            text = applicable(found, current)
-            if text is None:
-                self._refuse(found, current, by)
-            if last_detail(found, "writes") != content_hash(text):  # else it was written already, or is about to be
-                details = {"writes": content_hash(text), "over": content_hash(current or "")}
-                self._moved(found, "approved", by, reason, details)
-            self._write(target, found, current, text, by)
-            self._record(target, found, current, text, "apply", by)
-            return self._moved(found, "applied", by, reason, {"wrote": content_hash(text)})
+            change = announced(found)
+            if change is not None and applied_already(found, current or ""):
+                self._record(target, found, change, "apply", by, current or "")
+            else:
+                text = applicable(found, current)
+                if text is None:
+                    self._refuse(found, current, by)
+                change = Change.between(current or "", text)
+                self._announce(target, found, change, by, reason)
+                self._write(target, found, current, text, by)
+                self._record(target, found, change, "apply", by)
+            return self._moved(found, "applied", by, reason, {"wrote": change.diff.after_hash})
 
     def rebase(self, patch: MemoryPatch | str, *, by: str | None = None) -> MemoryPatch:
         """Offer a diverged patch as a new pending one, made for what the target holds now; the old one becomes `conflict`.
@@ -279,9 +288,7 @@ class LivingMemory:
             TargetRefused: the target is not managed, or is not text.
         """
         with self.store.exclusive():
-            found = self._load(patch)
-            require(found, "rebase", ("pending", "approved", "conflict"))
-            check_trust(found, self.verifier)
+            found = self._trusted(patch, "rebase", ("pending", "approved", "conflict"))
             self._require_unwritten(found)
             current = self.targets.resolve(found.file_path).read()
             if current == found.before_content and found.status != "conflict":
@@ -309,18 +316,22 @@ class LivingMemory:
             TargetRefused: the target is not managed, or cannot be written without loss.
         """
         with self.store.exclusive():
-            found = self._load(patch_id)
-            require(found, "revert", ("applied",))
-            check_trust(found, self.verifier)
+            found = self._trusted(patch_id, "revert", ("applied",))
             target = self.targets.resolve(found.file_path)
             current = target.read()
+            change = announced(found)
+            if change is not None and reverted_already(found, current or ""):
+                self._record(target, found, change, "revert", by, current or "")
+                return self._moved(found, "reverted", by, reason, {"wrote": change.diff.after_hash})
             text = reverse_merge(found.before_content, found.after_content, current or "")
             if text is None or (current is None and found.before_content):
                 hashes = content_hash(found.after_content), content_hash(current) if current is not None else ""
                 raise DiffConflictError(found.file_path, *hashes, "later edits changed the same lines: edit it by hand")
             if current is not None:
+                change = Change.between(current, text)
+                self._announce(target, found, change, by, reason)
                 self._write(target, found, current, text, by)
-                self._record(target, found, current, text, "revert", by)
+                self._record(target, found, change, "revert", by)
             return self._moved(found, "reverted", by, reason, {"wrote": content_hash(text)})
 
     # -- the parts of an act -------------------------------------------------------------------------------------
@@ -332,6 +343,17 @@ class LivingMemory:
             raise PatchNotFound(f"Patch '{patch_id}' not found.", "`phionyx-letta memory log` shows what there is")
         return found
 
+    def _trusted(self, patch: MemoryPatch | str, act: str, statuses: tuple[str, ...]) -> MemoryPatch:
+        """Load a patch that verifies and whose status allows the act; a status that does not verify is no reason for anything."""
+        found = self._load(patch)
+        check_trust(found, self.verifier)
+        require(found, act, statuses)
+        return found
+
+    def _name(self, by: str | None) -> str:
+        """Who decides, filtered like the reason: an address or a number does not enter what is never removed."""
+        return self.pii.filter_content(by or reviewer()).filtered_content
+
     def _moved(
         self,
         patch: MemoryPatch,
@@ -341,24 +363,31 @@ class LivingMemory:
         details: Mapping[str, Any] | None = None,
     ) -> MemoryPatch:
         said = self.pii.filter_content(reason).filtered_content
-        transition(patch, to, by=by or reviewer(), reason=said, signer=self.signer, details=details)
+        transition(patch, to, by=self._name(by), reason=said, signer=self.signer, details=details)
         self.store.update(patch)
         return patch
 
     def _require_unwritten(self, patch: MemoryPatch) -> None:
         """Refuse to give up a patch that `apply` wrote but could not record any more: the log would then explain nothing."""
-        writes = last_detail(patch, "writes") if patch.status == "approved" else None
-        if writes is None:
+        if patch.status != "approved" or announced(patch) is None:
             return
         try:
             current = self.targets.resolve(patch.file_path).read()
         except TargetRefused:
             return
-        if content_hash(current or "") == writes:
+        if applied_already(patch, current or ""):
             raise IllegalTransition(
                 f"patch {patch.patch_id} was written already, by a run that was cut short",
                 "apply it to finish that, then revert it if you do not want it",
             )
+
+    def _announce(self, target: Target, patch: MemoryPatch, change: Change, by: str | None, reason: str) -> None:
+        """Say in the log what is about to be written, unless it says so already; not before its evidence has a place to go."""
+        if self._recorder is not None:
+            self._recorder.probe(target)
+        if announced(patch) != change:
+            status: PatchStatus = "applied" if patch.status == "applied" else "approved"
+            self._moved(patch, status, by, reason, change.details())
 
     def _refuse(self, patch: MemoryPatch, current: str | None, by: str | None) -> NoReturn:
         found = content_hash(current) if current is not None else ""
@@ -383,11 +412,16 @@ class LivingMemory:
             raise
 
     def _record(
-        self, target: Target, patch: MemoryPatch, current: str | None, text: str, event: str, by: str | None
+        self,
+        target: Target,
+        patch: MemoryPatch,
+        change: Change,
+        event: str,
+        by: str | None,
+        found: str | None = None,
     ) -> None:
         if self._recorder is not None:
-            before = patch.before_content if current == text else current or ""
-            self._recorder.record(target, before, text, patch, event, by or reviewer())
+            self._recorder.record(target, change, patch, event, self._name(by), found=found)
 
     def _only_patches_wrote(self, patch: MemoryPatch, current: str) -> bool:
         """Whether `current` is what a patch left behind, or what this patch's session found: no person's edit in between."""
@@ -396,4 +430,4 @@ class LivingMemory:
             return True
         done = [one for status in ("applied", "reverted") for one in self.store.list_by_status(status)]
         last = max((one for one in done if one.file_path == patch.file_path), key=changed_at, default=None)
-        return last is not None and last_detail(last, "wrote") == wanted
+        return last is not None and wanted in left_behind(last)

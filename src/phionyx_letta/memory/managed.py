@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,25 @@ class _Pattern:
     given: str
     folder: str
     rest: re.Pattern[str]
+    top: str
+    """The folder as it was given."""
+    depth: int | None
+    """How many folders deep a match can be; None for any."""
+    hidden: bool
+    """Whether a match can be in a hidden folder."""
+
+    def names(self) -> Iterator[str]:
+        """Yield the names that match, spelt as the path was given. Links to folders are not entered: they may lead in circles."""
+        for folder, below, files in os.walk(self.top or "."):
+            inside = os.path.relpath(folder, self.top or ".")
+            parts = [] if inside == "." else inside.split("/")
+            if self.depth is not None and len(parts) >= self.depth:
+                below.clear()
+            if not self.hidden:
+                below[:] = [one for one in below if not one.startswith(".")]
+            for name in files:
+                if self.rest.fullmatch("/".join([*parts, name])):
+                    yield os.path.join(self.top, *parts, name)
 
 
 class ManagedFiles:
@@ -47,7 +66,7 @@ class ManagedFiles:
         """Return the existing managed files as the given paths spell them, sorted, each once."""
         found: dict[str, str] = {}
         for pattern in self._patterns:
-            for name in glob.iglob(pattern.given, recursive=True):
+            for name in pattern.names():
                 real = os.path.realpath(name)
                 if os.path.isfile(real) and self._allows(real):
                     found.setdefault(real, name)
@@ -89,7 +108,17 @@ def _pattern(given: str) -> _Pattern:
     wild = (number for number, part in enumerate(parts) if _MAGIC.search(_LITERAL.sub("", part)))
     fixed = next(wild, len(parts) - 1)
     folder = os.path.realpath(_LITERAL.sub(r"\1", "/".join(parts[:fixed])) or "/")
-    return _Pattern(given, folder, re.compile(_expression(parts[fixed:])))
+    rest, spelt = parts[fixed:], given.split("/")
+    wild = (number for number, part in enumerate(spelt) if _MAGIC.search(_LITERAL.sub("", part)))
+    top = _LITERAL.sub(r"\1", "/".join(spelt[: next(wild, len(spelt) - 1)]))
+    return _Pattern(
+        given,
+        folder,
+        re.compile(_expression(rest)),
+        top=top or ("/" if given.startswith("/") else ""),
+        depth=None if "**" in rest else len(rest) - 1,
+        hidden=any(part.startswith(".") for part in rest),
+    )
 
 
 def _expression(parts: list[str]) -> str:

@@ -7,7 +7,8 @@ seed that take a path.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +96,19 @@ def same_but_whitespace(one: str, other: str) -> bool:
 def merge(before: str, after: str, current: str) -> str | None:
     """Bring the change from `before` to `after` into `current`; None where both changed the same lines.
 
-    Where `current` differs from `before` only in whitespace, the lines of `after` win.
+    Where `current` differs from `before` only in whitespace, its lines stay as they are but for those the change itself touches.
     """
+    if same_but_whitespace(before, current):
+        return _joined(_onto(_lines(before), _lines(after), _lines(current)))
     merged: list[str] = []
     for kind, lines, theirs, ours in _regions(before, after, current):
-        if kind != "conflict":
-            merged += lines
-        elif same_but_whitespace("".join(lines), "".join(ours)):
-            merged += theirs
-        else:
+        both: Sequence[str] | None = lines
+        if kind == "conflict":
+            both = _onto(lines, theirs, ours) if _drifted(lines, ours) else None
+        if both is None:
             return None
-    return "".join(merged)
+        merged += both
+    return _joined(merged)
 
 
 def reverse_merge(before: str, after: str, current: str) -> str | None:
@@ -113,18 +116,17 @@ def reverse_merge(before: str, after: str, current: str) -> str | None:
 
     Later edits may touch the change: a line added directly below it stays. Only lines both of them changed are a conflict.
     """
+    if same_but_whitespace(after, current):
+        return _joined(_onto(_lines(after), _lines(before), _lines(current)))
     merged: list[str] = []
     for kind, lines, theirs, ours in _regions(after, before, current):
-        if kind != "conflict":
-            merged += lines
-        elif same_but_whitespace("".join(lines), "".join(ours)):
-            merged += theirs
-        else:
-            both = _without_overlap(lines, theirs, ours)
-            if both is None:
-                return None
-            merged += both
-    return "".join(merged)
+        both: Sequence[str] | None = lines
+        if kind == "conflict":
+            both = (_onto if _drifted(lines, ours) else _without_overlap)(lines, theirs, ours)
+        if both is None:
+            return None
+        merged += both
+    return _joined(merged)
 
 
 Region = tuple[str, Sequence[str], Sequence[str], Sequence[str]]
@@ -148,21 +150,76 @@ def _regions(base: str, theirs: str, ours: str) -> Iterator[Region]:
 def _without_overlap(base: Sequence[str], theirs: Sequence[str], ours: Sequence[str]) -> list[str] | None:
     """Merge two sets of edits that touch but do not overlap; None where they do, or where their order is open."""
     edits = sorted([*_edits(base, theirs), *_edits(base, ours)], key=lambda edit: edit[:2])
-    merged: list[str] = []
-    done = 0
-    for number, (start, end, lines) in enumerate(edits):
-        if start < done or (number and edits[number - 1][:2] == (start, end)):
+    for one, other in pairwise(edits):
+        if other[0] < one[1] or other[:2] == one[:2]:
             return None
-        merged += [*base[done:start], *lines]
+    return _edited(base, edits)
+
+
+def _drifted(base: Sequence[str], ours: Sequence[str]) -> bool:
+    return same_but_whitespace("".join(base), "".join(ours))
+
+
+def _onto(base: Sequence[str], theirs: Sequence[str], ours: Sequence[str]) -> list[str] | None:
+    """Make the change from `base` to `theirs` in `ours`, which differs from `base` in whitespace only.
+
+    What was changed in `ours` stays, byte for byte. A line that `theirs` replaces gives way if nothing but its end was changed in
+    `ours`, one that it removes in any case; else None.
+    """
+    changes = list(_edits(base, theirs))
+    ranked: list[tuple[int, int, int, Sequence[str]]] = [(start, end, 1, lines) for start, end, lines in changes]
+    for start, end, lines in _drift(base, ours):
+        over = next((one for one in changes if one[0] <= start < one[1] and (end > start or one[0] < start)), None)
+        if over is None:  # new blank lines come after new text, but where there are blank lines above it already
+            ranked.append((start, end, 0 if start and not base[start - 1].strip() else 2, lines))
+        elif over[2] and [line.rstrip() for line in lines] not in ([], [base[start].rstrip()], [""]):
+            return None
+    return _edited(base, [(start, end, lines) for start, end, _, lines in sorted(ranked, key=lambda one: one[:3])])
+
+
+def _drift(base: Sequence[str], ours: Sequence[str]) -> Iterator[Edit]:
+    """The edits from `base` to `ours` where they differ in whitespace only: one for each line, none taken for another."""
+    words, our_words = ([*(at for at, line in enumerate(text) if line.strip()), len(text)] for text in (base, ours))
+    start = first = 0
+    for at, our_at in zip(words, our_words, strict=True):
+        blank, our_blank = base[start:at], ours[first:our_at]
+        for offset, line in enumerate(blank):
+            now = our_blank[offset : offset + 1]
+            if now != [line]:
+                yield start + offset, start + offset + 1, now
+        if len(our_blank) > len(blank):
+            yield at, at, our_blank[len(blank) :]
+        if base[at : at + 1] != ours[our_at : our_at + 1]:
+            yield at, at + 1, ours[our_at : our_at + 1]
+        start, first = at + 1, our_at + 1
+
+
+def _edited(base: Sequence[str], edits: Iterable[Edit]) -> list[str]:
+    """Make edits, which are in order and do not overlap."""
+    edited: list[str] = []
+    done = 0
+    for start, end, lines in edits:
+        edited += [*base[done:start], *lines]
         done = end
-    return [*merged, *base[done:]]
+    return [*edited, *base[done:]]
 
 
 def _edits(base: Sequence[str], changed: Sequence[str]) -> Iterator[Edit]:
-    matcher = difflib.SequenceMatcher(None, base, changed, autojunk=False)
-    for tag, start, end, first, last in matcher.get_opcodes():
-        if tag != "equal":
-            yield start, end, changed[first:last]
+    """The fewest edits, so that a mere addition removes nothing; `difflib` does not promise that where lines repeat."""
+    from rapidfuzz.distance import LCSseq
+
+    numbers: dict[str, int] = {}
+    one, other = ([numbers.setdefault(line, len(numbers)) for line in lines] for lines in (base, changed))
+    edits: list[Edit] = []
+    for code in LCSseq.opcodes(one, other):
+        if code.tag == "equal":
+            continue
+        start, end, lines = code.src_start, code.src_end, changed[code.dest_start : code.dest_end]
+        if edits and edits[-1][1] == start:  # a replacement comes as a removal and an addition
+            edits[-1] = edits[-1][0], end, [*edits[-1][2], *lines]
+        else:
+            edits.append((start, end, lines))
+    yield from edits
 
 
 def _words(text: str) -> list[list[str]]:
@@ -174,3 +231,11 @@ def _lines(text: str) -> list[str]:
     lines = [line + "\n" for line in text.split("\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
+
+
+def _joined(lines: Sequence[str] | None) -> str | None:
+    """Join lines; one that was the last of its text and had no newline gets one if others follow now."""
+    if not lines:
+        return None if lines is None else ""
+    newline = "\r\n" if lines[0].endswith("\r\n") else "\n"
+    return "".join([*(line if line.endswith("\n") else line + newline for line in lines[:-1]), lines[-1]])

@@ -23,12 +23,12 @@ PatchStatus = Literal["pending", "approved", "applied", "rejected", "reverted", 
 
 #: What may follow what (issue 4, "Lifecycle"). A patch is born `proposed` and is `pending` as soon as it is stored.
 TRANSITIONS: dict[str, frozenset[str]] = {
-    "proposed": frozenset({"pending"}),
+    "proposed": frozenset({"pending", "rejected"}),  # rejected: it was found in a state that does not verify
     "pending": frozenset({"approved", "rejected", "conflict"}),
     "approved": frozenset(
         {"approved", "applied", "rejected", "conflict"}
     ),  # again: it is about to be written, see `apply`
-    "applied": frozenset({"reverted"}),
+    "applied": frozenset({"applied", "reverted"}),  # again: it is about to be taken out
     "conflict": frozenset({"rejected"}),
     "rejected": frozenset(),
     "reverted": frozenset(),
@@ -166,7 +166,8 @@ def transition(
         IllegalTransition: the table does not allow it.
     """
     steps = patch.history
-    come_from = "proposed" if to == "pending" and not steps else patch.status
+    born = not steps and (to == "pending" or "untrusted" in (details or {}))
+    come_from = "proposed" if born else patch.status
     if to not in TRANSITIONS[come_from]:
         raise IllegalTransition(
             f"Patch {patch.patch_id} has status '{patch.status}', it cannot become '{to}'",
@@ -187,7 +188,7 @@ def transition(
     step["signature"] = signer.sign(step["hash"])
     patch.metadata = {**patch.metadata, HISTORY: [*steps, step]}
     patch.status = to
-    if to == "applied":
+    if to == "applied" and come_from != "applied":
         patch.applied_at = step["at"]
     elif to == "reverted":
         patch.reverted_at = step["at"]
@@ -214,7 +215,7 @@ def check_trust(patch: MemoryPatch, verifier: Verifier | None) -> None:
     if algorithm == "unsigned":
         raise UntrustedPatch(
             f"patch {patch.patch_id} is unsigned, and a key is configured",
-            "propose it again with the key, or work without a key",
+            "reject it and propose it again with the key, or work without a key",
         )
     if not patch.verify_with(verifier):
         raise UntrustedPatch(
@@ -222,7 +223,7 @@ def check_trust(patch: MemoryPatch, verifier: Verifier | None) -> None:
             "reject it and propose it again; trust the key it was signed with only if you know it",
         )
     if not patch.history:
-        raise UntrustedPatch(f"patch {patch.patch_id} has no history", "propose it again")
+        raise UntrustedPatch(f"patch {patch.patch_id} has no history", "reject it and propose it again")
 
 
 def _check_history(patch: MemoryPatch, verifier: Verifier | None) -> None:

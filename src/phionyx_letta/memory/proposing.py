@@ -244,7 +244,12 @@ class Proposing:
         return record if record.count >= self._threshold else None
 
     def _settled(self, record: OccurrenceRecord) -> bool:
-        return record.patch_id is not None and self._store.status(record.patch_id) in SETTLED
+        status = self._store.status(record.patch_id) if record.patch_id is not None else None
+        if record.patch_id is None or status != "rejected":
+            return status in SETTLED
+        patch = self._store.get(record.patch_id)
+        last = patch.history[-1].get("details") if patch is not None and patch.history else None
+        return not (isinstance(last, dict) and "untrusted" in last)  # that decided about a forgery, not about the fact
 
     def _target(self, wanted: str | None, category: MemoryFileCategory) -> tuple[Target | None, str]:
         names = self._targets.names()

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from phionyx_letta.diff import MemoryDiff, compute_memory_diff, content_hash
+from phionyx_letta.diff import MemoryDiff
 from phionyx_letta.envelope import MemoryMutationContext
+from phionyx_letta.errors import StoreError
 from phionyx_letta.ledger.store import EnvelopeStore
+from phionyx_letta.memory.deciding import Change
 from phionyx_letta.memory.patches import MemoryPatch
 from phionyx_letta.memory.targets import Target
 from phionyx_letta.signing import Signer
@@ -29,35 +31,62 @@ class MutationRecorder:
         self._envelopes = envelopes
         self._signer = signer
 
-    def record(self, target: Target, before: str, after: str, patch: MemoryPatch, event: str, by: str) -> None:
-        """Record what was written, unless the chain's last envelope says so already (a run that was cut short).
+    def probe(self, target: Target) -> None:
+        """Refuse early: see whether the store of envelopes can be read and, as far as it can tell, written.
+
+        Raises:
+            StoreError: it cannot.
+        """
+        self._last(target.identity, "")
+        probe = getattr(self._envelopes, "probe", None)  # a store of the caller's own may have none
+        if probe is not None:
+            probe(target.identity)
+
+    def record(
+        self, target: Target, change: Change, patch: MemoryPatch, event: str, by: str, *, found: str | None = None
+    ) -> None:
+        """Record what was written.
 
         Args:
             target: what was written to.
-            before: its text until then.
-            after: its text now.
+            change: what was done to its text.
             patch: the patch that did it.
             event: `apply` or `revert`.
             by: the reviewer.
+            found: what the target holds now, where a run was cut short before it could say what it did. Nothing is recorded if it
+                could; where the chain has gone on without it, it is recorded as a change of nothing, in its present place.
 
         Raises:
-            StoreError: the store of envelopes cannot be written.
+            StoreError: the store of envelopes cannot be written; the target was.
         """
-        last, length = self._last(target.identity)
-        known = _diff_of(last)
         noted = {"event": event, "patch_id": patch.patch_id, "reviewer": by, "session": patch.session_id}
-        if known.get("after_hash") == content_hash(after) and _noted_in(last) == noted:
-            return
-        if known and known["after_hash"] != content_hash(before):
-            self._emit(target, length, "write", _replaced(known, before), {"event": "edit_outside"}, OUTSIDE)
-            length += 1
-        self._emit(target, length, _kind(before, after), compute_memory_diff(before, after), noted, PRODUCER)
+        try:
+            last, length, done = self._last(target.identity, patch.patch_id)
+            known = _diff_of(last)
+            if found is not None:
+                if done == event:
+                    return
+                if known and known["after_hash"] != change.diff.before_hash:
+                    change = Change.between(found, found)
+            if known and known["after_hash"] != change.diff.before_hash:
+                self._emit(target, length, "write", _replaced(known, change.diff), {"event": "edit_outside"}, OUTSIDE)
+                length += 1
+            self._emit(target, length, change.kind, change.diff, noted, PRODUCER)
+        except (StoreError, OSError) as error:
+            raise StoreError(
+                f"{target.label} was written, but its envelope was not: {error}",
+                f"mend the ledger, then {event} the patch again: that finishes it",
+            ) from error
 
-    def _last(self, trace_id: str) -> tuple[Mapping[str, Any] | None, int]:
-        last, length = None, 0
+    def _last(self, trace_id: str, patch_id: str) -> tuple[Mapping[str, Any] | None, int, object]:
+        """The chain's last envelope, its length, and what was last done with this patch."""
+        last, length, done = None, 0, None
         for envelope in self._envelopes.iter_chain(trace_id):
             last, length = envelope, length + 1
-        return last, length
+            noted = _noted_in(envelope)
+            if isinstance(noted, Mapping) and noted.get("patch_id") == patch_id:
+                done = noted.get("event")
+        return last, length, done
 
     def _emit(
         self, target: Target, turn: int, kind: str, diff: MemoryDiff, noted: Mapping[str, Any], producer: str
@@ -75,13 +104,6 @@ class MutationRecorder:
         self._envelopes.emit(context, signer=self._signer)
 
 
-def _kind(before: str, after: str) -> str:
-    """By content (design, decision 4)."""
-    if before and not after:
-        return "clear"
-    return "append" if before and after.startswith(before) else "write"
-
-
 def _diff_of(envelope: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         return dict(envelope["mutation"]["diff"]) if envelope else {}
@@ -96,15 +118,14 @@ def _noted_in(envelope: Mapping[str, Any] | None) -> object:
         return None
 
 
-def _replaced(known: Mapping[str, Any], now: str) -> MemoryDiff:
-    """The step from a text of which only the hash is known to `now`: all of it counts as replaced."""
-    reached = compute_memory_diff("", now)
+def _replaced(known: Mapping[str, Any], now: MemoryDiff) -> MemoryDiff:
+    """The step from one text to the one before `now`; both are known by their hashes only, so all of them counts as replaced."""
     return MemoryDiff(
         before_hash=known["after_hash"],
-        after_hash=reached.after_hash,
+        after_hash=now.before_hash,
         before_size_bytes=known["after_size_bytes"],
-        after_size_bytes=reached.after_size_bytes,
-        added_chars=reached.added_chars,
+        after_size_bytes=now.before_size_bytes,
+        added_chars=now.removed_chars + now.unchanged_chars,
         removed_chars=known["added_chars"] + known["unchanged_chars"],
         unchanged_chars=0,
         counts_method="replaced",

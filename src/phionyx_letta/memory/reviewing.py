@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from phionyx_letta.errors import TargetRefused, UntrustedPatch
-from phionyx_letta.memory.merging import FileDiffEngine, same_but_whitespace
+from phionyx_letta.memory.deciding import applicable
+from phionyx_letta.memory.merging import FileDiffEngine
 from phionyx_letta.memory.patches import MemoryPatch, check_trust
+from phionyx_letta.memory.stored import HEAD
 from phionyx_letta.memory.targets import Targets
 from phionyx_letta.signing import Verifier, signature_algorithm
 
-__all__ = ["described"]
+__all__ = ["described", "listed"]
 
 
 def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None) -> dict[str, Any]:
@@ -52,6 +54,11 @@ def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None) -
     }
 
 
+def listed(patch: MemoryPatch, verifier: Verifier | None) -> dict[str, Any]:
+    """Return what a list shows of a patch: its summary, and in `signature_note` why it may not be acted on, or None."""
+    return {**{name: getattr(patch, name) for name in HEAD}, "signature_note": trust_note(patch, verifier)}
+
+
 def trust_note(patch: MemoryPatch, verifier: Verifier | None) -> str | None:
     """Return why the patch may not be acted on, or None."""
     try:
@@ -71,7 +78,7 @@ def target_state(patch: MemoryPatch, targets: Targets) -> str:
         return "missing" if patch.before_content else "unchanged"
     if current == patch.before_content:
         return "unchanged"
-    return "whitespace" if same_but_whitespace(patch.before_content, current) else "diverged"
+    return "whitespace" if applicable(patch, current) is not None else "diverged"
 
 
 _T = TypeVar("_T", str, list[Any], dict[str, Any])

@@ -65,12 +65,11 @@ def _placed(lines: list[str], added: list[str], section: str) -> list[str]:
 
 
 def _inserted(lines: list[str], added: list[str], start: int, end: int, *, apart: bool = False) -> list[str]:
-    """Insert at the end of `lines[start:end]`, before the blank lines there; above a block that would swallow it."""
+    """Insert at the end of `lines[start:end]`, before the blank lines there; above every block that would swallow it."""
     placed, line = _inserted_at(lines, added, _end_of(lines, start, end), start, apart)
-    swallowed = _swallowed_by(placed, line)
-    if swallowed is None:
-        return placed
-    return _inserted_at(lines, added, _end_of(lines, min(start, swallowed), swallowed), start, apart)[0]
+    while (swallowed := _swallowed_by(placed, line)) is not None:  # each is further up than the one before
+        placed, line = _inserted_at(lines, added, _end_of(lines, min(start, swallowed), swallowed), start, apart)
+    return placed
 
 
 def _inserted_at(lines: list[str], added: list[str], at: int, start: int, apart: bool) -> tuple[list[str], int]:

@@ -123,7 +123,7 @@ class PatchStore:
         """Return what lists show, without reading content; the newest `limit` of them, oldest first."""
         with self._reading() as file:
             chosen = self._chosen(status, limit)
-            return [] if file is None else [self._summary_at(file, place) for _, place in chosen]
+            return [] if file is None else [self._summary_at(file, *one) for one in chosen]
 
     def list_by_status(self, status: str | None = None, *, limit: int | None = None) -> list[MemoryPatch]:
         """Return patches in this status now, or all; the newest `limit` of them, oldest first."""
@@ -250,21 +250,25 @@ class PatchStore:
         self._places.pop(patch_id, None)
         return None
 
-    def _summary_at(self, file: FileIO, place: _Place) -> PatchSummary:
-        offset, length, _, _ = place
-        size = min(length, 4096)
-        line = _read_at(file, offset, size)
-        head, found, _ = line.partition(_HEAD_END)
-        if not found and size < length:
-            line = _read_at(file, offset, length)
-            head, found, _ = line.partition(_HEAD_END)
-        try:
-            data = json.loads(head + b"}" if found else line)
-        except JSON_ERRORS:
-            data = {}
-        known = {name: data.get(name) for name in HEAD}
-        texts = {name: "" if value is None else str(value) for name, value in known.items()}
-        return PatchSummary(**{**texts, "session_id": known["session_id"] and texts["session_id"]})
+    def _summary_at(self, file: FileIO, patch_id: str, place: _Place) -> PatchSummary:
+        """Read what a list shows, without its content where the line is in our order."""
+        offset, length, status, _ = place
+        head, found, _ = _read_at(file, offset, min(length, 4096)).partition(_HEAD_END)
+        data = _object(head + b"}") if found else {}
+        if not set(HEAD) <= set(data):  # a long beginning, or a line in another order
+            data = _object(_read_at(file, offset, length))
+        texts = {name: "" if data.get(name) is None else str(data[name]) for name in HEAD}
+        session = texts["session_id"] if data.get("session_id") else None
+        return PatchSummary(
+            patch_id,
+            status.decode(),
+            texts["created_at"],
+            texts["file_path"],
+            texts["category"],
+            session,
+            texts["author"],
+            texts["rationale"],
+        )
 
     def _parsed(self, line: bytes, offset: int) -> MemoryPatch | None:
         try:
@@ -326,6 +330,14 @@ def exclusive_file(path: Path) -> Iterator[FileIO]:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)  # gone when it is closed
         yield file
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except JSON_ERRORS:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from phionyx_letta.memory.answers import RawProposal
 from phionyx_letta.memory.evidence import Evidence, Witness, fold
-from phionyx_letta.memory.wording import doubt_about
+from phionyx_letta.memory.wording import addresses, doubt_about
 
 _COMMON = """
 the user users their they them this that these those with from into have has had been will would about when what which where
@@ -26,8 +26,17 @@ def distrust(raw: RawProposal, evidence: Sequence[Evidence], witness: Witness) -
     return (
         _doubt_about_source(evidence, witness)
         or doubt_about(raw.content, names, [raw.rationale, *(one.quote for one in evidence)])
+        or _doubt_about_addresses(raw, witness)
         or _doubt_about_origin(raw, evidence, witness)
     )
+
+
+def _doubt_about_addresses(raw: RawProposal, witness: Witness) -> str | None:
+    spoken = witness.texts(trusted=True)
+    for address in addresses(f"{raw.content}\n{raw.section or ''}"):
+        if not any(fold(address) in text for text in spoken):
+            return "risky markup: it leads to an address that nobody in the conversation named"
+    return None
 
 
 def _doubt_about_source(evidence: Sequence[Evidence], witness: Witness) -> str | None:

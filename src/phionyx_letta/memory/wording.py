@@ -78,6 +78,26 @@ _MARKUP = re.compile(
     r"^[ ]{0,3}(?:#{1,6}\s|-{3,}\s*$|={3,}\s*$|\+{3}\s*$|<!--|<[a-z/!?])", re.MULTILINE | re.IGNORECASE
 )
 
+# Markup that reaches beyond the fact: it can swallow the rest of the file, hide from a reader, or bring other files in. A fence or a
+# tag that is closed is marked too: whether it is, depends on what stands around it (CommonMark 0.31, 4.5 and 4.6).
+_RISKY = re.compile(
+    r"^[ \t>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*(?:`{3,}|~{3,}|\$\$)"
+    r"|<!|<\?|</?(?:script|style|pre|textarea|details|summary|template|iframe|object|embed|svg|math|img|video|audio|link|meta|base|form|"
+    r"table|div|span|a|p|title|head|body|html|noscript|xmp|plaintext)\b"
+    r"|(?<![\w.+`@])@[\w~./\\-]",  # `@path` brings a file in (Claude Code's CLAUDE.md)
+    re.MULTILINE | re.IGNORECASE,
+)
+_ADDRESS = re.compile(
+    r"\b[a-z][a-z0-9+.-]{1,20}://[^\s<>()\[\]\"'`]+|(?<![\w:/])//[\w-]+\.[\w.-]+[^\s<>()\[\]\"'`]*|\bwww\.[^\s<>()\[\]\"'`]+"
+    r"|\b(?:javascript|data|vbscript|file):[^\s<>()\[\]\"'`]+",
+    re.IGNORECASE,
+)
+
+
+def addresses(text: str) -> list[str]:
+    """Return the addresses that a text links to or takes pictures from, without the punctuation after them."""
+    return [found[0].rstrip(".,;:!?") for found in _ADDRESS.finditer(text)]
+
 
 def doubt_about(content: str, names: Sequence[str], around: Sequence[str]) -> str | None:
     """Return why a text does not read like a plain fact, or None.
@@ -100,6 +120,8 @@ def doubt_about(content: str, names: Sequence[str], around: Sequence[str]) -> st
         return "it contains encoded or spaced-out text"
     if _MARKUP.search(content):
         return "it brings headings or markup of its own"
+    if any(_RISKY.search(text) for text in stored):
+        return "risky markup: it can reach beyond the fact itself (a fence, a comment, a tag, or an @import)"
     return None
 
 

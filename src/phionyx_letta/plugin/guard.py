@@ -280,7 +280,8 @@ def describe(one: Mismatch) -> tuple[str, str]:
     """What is wrong, and what to do about it."""
     if one.block_id is None:
         return f"no memory is served: {one.what}", (
-            "`phionyx-letta verify --checkpoint` says more; after a legitimate restore: `phionyx-letta reconcile --accept-rollback`"
+            "`phionyx-letta verify --checkpoint` says more; once it is resolved (after a legitimate restore: `phionyx-letta reconcile"
+            " --accept-rollback`), start the servers anew"
         )
     message = f"{one.block_id} is not served: {one.what}; recorded {one.recorded or 'nothing'}, found {one.found or 'nothing'}"
     return (

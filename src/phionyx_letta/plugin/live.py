@@ -63,6 +63,14 @@ class LiveAudit:
         for block_id, known in self._known.items():
             if block_id.startswith("block-") and block_id not in waiting:
                 self._compare(audit, block_id, known, found.get(block_id), histories.get(block_id, NO_HISTORY))
+        unrecorded = [block_id for block_id in found if block_id not in self._known and block_id not in waiting]
+        if unrecorded:
+            audit.leave_open(
+                LIVE,
+                f"nothing is recorded of {len(unrecorded)} blocks: they were put into the database by hand, or are older than"
+                " the plugin; `phionyx-letta reconcile` lists them",
+                unrecorded,
+            )
 
     @staticmethod
     def _compare(audit: Audit, block_id: str, known: Recorded, row: Any, history: str) -> None:

@@ -30,7 +30,8 @@ _SIZES = 4096
 RECENT = 60.0
 
 
-Verifies = Callable[[str, str], bool]
+Verifies = Callable[[str, str, int], bool]
+"""Takes a hash, a signature over it, and the envelope's place in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class LogView:
         if not covered and (
             previous != self._heads.get(trace, GENESIS_HASH)
             or envelope_hash(envelope, previous) != current
-            or not self._verifies(current, integrity["signature"])
+            or not self._verifies(current, integrity["signature"], seq)
         ):
             return False
         self._heads[trace] = current

@@ -42,16 +42,18 @@ from phionyx_letta.envelope import (
 from phionyx_letta.errors import PhionyxError, SigningKeyError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, finite
+from phionyx_letta.ledger.lineage import own_keys
 from phionyx_letta.ledger.rollback import current_origin
 from phionyx_letta.ledger.rollback_sql import own_rollbacks
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.ledger.statements import own_keys, refuse_retired
+from phionyx_letta.ledger.statements import refuse_retired
 from phionyx_letta.ledger.tree import LogWriter, default_origin, stored_checkpoint
 from phionyx_letta.ledger.writer import BlockState, LedgerWriter
 from phionyx_letta.plugin.forgetting import Forgetting
 from phionyx_letta.plugin.outbox import authentic, open_payload
 from phionyx_letta.plugin.runtime import PluginKey, logger
 from phionyx_letta.settings import Settings
+from phionyx_letta.signing import load_verifier
 
 #: A row that another host's key authenticates waits for that host while it was seen this recently; then it is passed over.
 FOREIGN_KEY_PATIENCE = timedelta(seconds=30)
@@ -97,6 +99,17 @@ def checkpoint_policy(key: PluginKey, settings: Settings) -> CheckpointPolicy | 
     return CheckpointPolicy(origin, key.public_key, settings.checkpoint_every, settings.checkpoint_seconds)
 
 
+def trusted_hosts(settings: Settings) -> list[str]:
+    """Public keys of the other hosts on the database; one that is none is named in the log and left out."""
+    found = []
+    for name in settings.trusted_keys.split():
+        try:
+            found.append(load_verifier(name).public_key_hex)
+        except SigningKeyError as error:
+            logger.error("phionyx-letta: a key of PHIONYX_LETTA_TRUSTED_KEYS is not used: %s", error)
+    return found
+
+
 @dataclass(frozen=True)
 class _Candidate:
     row: Any
@@ -109,9 +122,19 @@ class Sealer:
     """Seals what one key can authenticate. Holds no state of the ledger between two passes but the size last signed."""
 
     def __init__(
-        self, ledger: SqlLedger, key: PluginKey, *, batch: int = 500, checkpoints: CheckpointPolicy | None = None
+        self,
+        ledger: SqlLedger,
+        key: PluginKey,
+        *,
+        batch: int = 500,
+        checkpoints: CheckpointPolicy | None = None,
+        trusted: Sequence[str] = (),
     ) -> None:
-        """Seal into ``ledger`` with ``key``, at most ``batch`` rows in a transaction; no checkpoints by default."""
+        """Seal into ``ledger`` with ``key``, at most ``batch`` rows in a transaction; no checkpoints by default.
+
+        ``trusted`` are the public keys of other hosts on the same database: checkpoints cover what they sealed as well.
+        """
+        self._trusted = trusted
         self._policy = checkpoints
         self._origin = checkpoints.origin if checkpoints else ""  # of the log since the last accepted rollback
         self._signed_size: int | None = None  # of the log in its newest checkpoint; None: not asked yet
@@ -160,7 +183,7 @@ class Sealer:
             report.more = more or self._refused_after is not None
             report.checkpoint = self._checkpoint(connection)
         if self._log is not None:
-            self._ledger.known_log = self._log.frontier
+            self._ledger.known_log = self._log.known
         if report.checkpoint is not None:
             self._signed_size, self._grown_since = report.checkpoint[0].size, None
         return report
@@ -179,7 +202,7 @@ class Sealer:
             return self._issued(connection, self._writer(connection).log, self._policy, every=1)
 
     def _writer(self, connection: Connection) -> LedgerWriter:
-        return LedgerWriter(connection, self._key.signer, known=self._ledger.known_log)
+        return LedgerWriter(connection, self._key.signer, known=self._ledger.known_log, trusted=self._trusted)
 
     def _overdue(self) -> bool:
         seconds, since = self._policy.seconds if self._policy else None, self._grown_since

@@ -21,6 +21,7 @@ from typing import IO
 
 from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.errors import PhionyxError
+from phionyx_letta.ledger.lineage import own_keys
 from phionyx_letta.ledger.log.keeper import SinkKeeper
 from phionyx_letta.ledger.log.opening import open_sinks
 from phionyx_letta.ledger.log.sink import Published
@@ -28,11 +29,10 @@ from phionyx_letta.ledger.rollback import current_origin
 from phionyx_letta.ledger.rollback_sql import own_rollbacks
 from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.ledger.statements import own_keys
 from phionyx_letta.ledger.tree import stored_checkpoint
 from phionyx_letta.plugin.baseline import record_baseline
 from phionyx_letta.plugin.runtime import PluginKey, load_key, logger
-from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer, checkpoint_policy
+from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer, checkpoint_policy, trusted_hosts
 from phionyx_letta.settings import Settings, load_settings
 
 #: Wait after a failure, and between looks for blocks without a record while some are left, s.
@@ -101,7 +101,7 @@ def seal_until(stop: threading.Event, ledger: SqlLedger, key: PluginKey, setting
         LedgerUnavailable: the database does not answer; nothing is lost, call again.
     """
     policy = checkpoint_policy(key, settings)
-    sealer = Sealer(ledger, key, batch=settings.batch, checkpoints=policy)
+    sealer = Sealer(ledger, key, batch=settings.batch, checkpoints=policy, trusted=trusted_hosts(settings))
     sinks = _Sinks(ledger, key, settings, policy)
     try:
         _seal(stop, sealer, ledger, key, settings, sinks)

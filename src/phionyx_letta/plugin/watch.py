@@ -12,17 +12,15 @@ from sqlalchemy import insert, select
 from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.lineage import OwnKeys
 from phionyx_letta.ledger.rollback import current_origin
 from phionyx_letta.ledger.rollback_sql import accepted_rollbacks
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.ledger.statements import lineage
 from phionyx_letta.ledger.tree import default_origin, stored_checkpoint
 from phionyx_letta.plugin.evidence import Reader
-from phionyx_letta.plugin.logview import LogView, Verifies
+from phionyx_letta.plugin.logview import LogView
 from phionyx_letta.plugin.outside import OutsideCheckpoints
-from phionyx_letta.plugin.runtime import PluginKey, logger
-from phionyx_letta.signing import Verifier, load_verifier
-from phionyx_letta.signing_command import CommandSigner
+from phionyx_letta.plugin.runtime import logger
 
 if TYPE_CHECKING:
     from phionyx_letta.plugin.guard import Guard
@@ -100,18 +98,15 @@ class LogWatch:
         key = self._runtime.key
         assert key is not None
         settings = self._runtime.settings
-        verifiers = [load_verifier(name) for name in settings.trusted_keys.split()]
-        own = [key.public_key] if key.public_key is not None else []
         with ledger.engine.connect() as connection:
-            rotations = [one for public in own for one in lineage(connection, public)]
-            verifiers += [load_verifier(one.signer) for one in rotations]
-            accepted = accepted_rollbacks(connection, verifies_with(key, verifiers))
+            keys = OwnKeys(connection, key.signer, settings.trusted_keys.split())
+            accepted = accepted_rollbacks(connection, keys.verifies)
         origin = current_origin(settings.log_origin or default_origin(str(key.signer.key_id)), accepted)
-        public = [*own, *(one.public_key_hex for one in verifiers)]
+        public = keys.public_keys
         self._outside = OutsideCheckpoints(settings.sinks, origin, public)
         self._outside.ask_repositories()
-        self._view = LogView(verifies_with(key, verifiers))
-        taken_over = rotations[0].checkpoint if rotations else None
+        self._view = LogView(keys.verifies)
+        taken_over = keys.rotations[0].checkpoint if keys.rotations else None
         open_view(self._view, ledger, self._outside.newest(), origin, public, taken_over=taken_over)
         self._seconds = round(time.monotonic() - started, 3)
         if self._view.fault is not None:
@@ -158,16 +153,3 @@ def open_view(
     least = max((point.size for point in points), default=0)
     if view.size < least:
         view.shorter(view.size, least)
-
-
-def verifies_with(key: PluginKey, trusted: list[Any]) -> Verifies:
-    """Whether this process's key or a trusted one made a signature. Signing again is the quicker way to check one's own."""
-    signer, verifiers = key.signer, list[Verifier](trusted)
-    if isinstance(signer, CommandSigner):  # somebody else's program, which agents should not wait for
-        verifiers = [signer.verifier(), *verifiers]
-        return lambda current, signature: any(one.verify(current, signature) for one in verifiers)
-
-    def verifies(current: str, signature: str) -> bool:
-        return signer.sign(current) == signature or any(one.verify(current, signature) for one in verifiers)
-
-    return verifies

@@ -116,6 +116,21 @@ class TestReview:
         assert other.patch_id in text
         assert "another reason" in text
 
+    @pytest.mark.parametrize("status", ["pending", "applied"])
+    def test_what_does_not_verify_is_marked_in_the_lists(self, here, monkeypatch, status):
+        monkeypatch.setenv("PHIONYX_LETTA_SIGNING_KEY", "11" * 32)
+        one = stored(signer=KEY)
+        forged = {**one.to_dict(), "status": status, "after_content": "evil"}
+        with Path(".synapsekit_memory_patches.jsonl").open("a") as file:
+            file.write(json.dumps(forged) + "\n")
+        lists = [("log",)] + [("review",)] * (status == "pending")
+        for command in lists:
+            assert "NOT valid: the history of patch" in run("memory", *command).stdout
+            (shown,) = run_json("memory", *command)["patches"]
+            assert (shown["patch_id"], bool(shown["signature_note"])) == (one.patch_id, True)
+        assert run("memory", "reject", one.patch_id).exit_code == 0
+        assert "NOT valid" not in run("memory", "log").stdout
+
     def test_one_in_detail(self, here, monkeypatch):
         monkeypatch.setenv("PHIONYX_LETTA_SIGNING_KEY", "11" * 32)
         evidence = [{"quote": "a quote", "role": "user", "message_index": 3, "context": "before a quote after"}]

@@ -271,23 +271,23 @@ class TestHandingOver:
         assert "is not this key's" not in caplog.text
 
     def test_guarded_reads_know_what_earlier_keys_sealed(self, lived: History) -> None:
-        from phionyx_letta.ledger.statements import lineage
+        from phionyx_letta.ledger.lineage import OwnKeys, lineage
         from phionyx_letta.plugin.logview import LogView
-        from phionyx_letta.plugin.watch import open_view, verifies_with
-        from phionyx_letta.signing import load_verifier
+        from phionyx_letta.plugin.watch import open_view
 
         with lived.ledger.engine.connect() as connection:
             rotations = lineage(connection, THIRD.public_key_hex)
             assert lineage(connection, THIEF.public_key_hex) == []
-        assert [one.signer for one in rotations] == [SECOND.public_key_hex, FIRST.public_key_hex]
-        view = LogView(verifies_with(lived.key, [load_verifier(one.signer) for one in rotations]))
+            assert [one.signer for one in rotations] == [SECOND.public_key_hex, FIRST.public_key_hex]
+            own, thief = OwnKeys(connection, lived.key.signer), OwnKeys(connection, THIEF)
+        view = LogView(own.verifies)
         open_view(
             view, lived.ledger, None, "another/origin", [THIRD.public_key_hex], taken_over=rotations[0].checkpoint
         )
         assert (view.fault, view.size, view.disbelieved) == (None, 18, 0)
-        older = LogView(verifies_with(lived.key, []))
+        older = LogView(thief.verifies)
         open_view(older, lived.ledger, None, "another/origin", [THIRD.public_key_hex])
-        assert older.disbelieved == 18  # not even its own, whose chains begin with the others
+        assert older.disbelieved == 18
 
     def test_a_key_takes_over_once(self, lived: History) -> None:
         with pytest.raises(SigningKeyError, match="was replaced"):

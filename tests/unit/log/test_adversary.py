@@ -256,6 +256,10 @@ ATTACKS: dict[str, tuple[Callable[[Attacker], None], tuple[bool, bool, bool]]] =
         edit_what_stands_beside("update phionyx_envelope set agent_id = 'agent-z' where seq = 3"),
         (True, True, True),
     ),
+    "change a hash that proofs are made from": (
+        edit_what_stands_beside("update phionyx_envelope set leaf = x'00' where seq = 3"),
+        (True, True, True),
+    ),
     "change a chain's head": (
         edit_what_stands_beside("update phionyx_chain set head = 'sha256:0' where trace_id = 'agent-a'"),
         (True, True, True),

@@ -21,6 +21,7 @@ from phionyx_letta.errors import SinkConflict
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.audit_log import read_outside
 from phionyx_letta.ledger.audit_sql import verify_ledger
+from phionyx_letta.ledger.lineage import OwnKeys
 from phionyx_letta.ledger.log.folder import FolderSink
 from phionyx_letta.ledger.log.sink import Published
 from phionyx_letta.ledger.rollback import AcceptedRollback, GivenUp, current_origin, excuses
@@ -177,7 +178,7 @@ def test_an_acceptance_forged_in_the_database_excuses_nothing(log: Log) -> None:
     forger.close()
     assert log.verified().verdict == "failed"
     with log.rig.ledger.engine.connect() as connection:
-        assert accepted_rollbacks(connection, verifier_of(log.rig.key).verify) == []
+        assert accepted_rollbacks(connection, OwnKeys(connection, log.rig.key.signer).verifies) == []
     log.set_back(with_record)
     assert log.verified().verdict == "valid"
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from outbox_rig import Rig, verifier_of
+from outbox_rig import Rig, new_key, verifier_of
 
 from phionyx_letta import Ed25519Signer, UnsignedSigner, compute_memory_diff
-from phionyx_letta.envelope import MemoryMutationContext
+from phionyx_letta.envelope import MemoryMutationContext, envelope_hash, envelope_line
 from phionyx_letta.ledger.audit_log import read_outside
 from phionyx_letta.ledger.audit_sql import verify_ledger
 from phionyx_letta.ledger.log.reading import read_checkpoints
@@ -272,12 +272,35 @@ class TestAnAttackerWithTheDatabase:
         assert (report.sealed, report.refused) == (600, 0)
         assert rig.ledger.consistency_proof(300, 600) == consistency_proof(tree_of(rig), 300, 600)
 
+    @pytest.mark.parametrize(
+        ("edit", "said"),
+        [
+            ("update phionyx_log_node set hash = decode('00', 'hex') where place = 1", "subtree 1 of level 8 is not"),
+            ("delete from phionyx_log_node where place = 0 and level = 8", "subtree 0 of level 8 is not"),
+            ("insert into phionyx_log_node values (9, 7, '')", "subtree 7 of level 9 is not"),
+            ("update phionyx_envelope set leaf = decode('00', 'hex') where seq = 9", "the column leaf is not"),
+        ],
+    )
+    @pytest.mark.slow
+    def test_a_hash_that_was_changed_is_named(self, rig: Rig, edit: str, said: str) -> None:
+        for number in range(600):
+            rig.write(f"block-{number % 7}", str(number))
+        rig.seal()
+        assert verify_ledger(rig.ledger, verifier=verifier_of(rig.key)).verdict == "valid"
+        rig.sql(edit)
+        report = verify_ledger(rig.ledger, verifier=verifier_of(rig.key))
+        assert (report.verdict, report.dimensions["database"], report.findings_total) == ("failed", "failed", 1)
+        assert said in report.findings[0].message
+
     def test_hosts_with_two_keys_take_turns_and_sign_the_same_tree(self, rig: Rig) -> None:
         other = Rig(rig.url)
         try:
             sealers = [
-                (rig, sealer(rig)),
-                (other, Sealer(other.ledger, other.key, checkpoints=CheckpointPolicy("other/log", public(other)))),
+                (
+                    one,
+                    Sealer(one.ledger, one.key, checkpoints=CheckpointPolicy(name, public(one)), trusted=[public(two)]),
+                )
+                for one, two, name in ((rig, other, "test/log"), (other, rig, "other/log"))
             ]
             for number in range(600):
                 who, at_work = sealers[number // 100 % 2]
@@ -289,6 +312,66 @@ class TestAnAttackerWithTheDatabase:
             assert rig.ledger.consistency_proof(256, 600) == consistency_proof(tree_of(rig), 256, 600)
         finally:
             other.close()
+
+    def test_a_host_covers_no_strangers_envelopes(self, rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+        other = Rig(rig.url)
+        try:
+            other.write("a", "theirs")
+            other.seal()
+            rig.write("b", "ours")
+            report = sealer(rig).seal_pending()
+            assert (report.sealed, report.checkpoint) == (1, None)
+            assert "PHIONYX_LETTA_TRUSTED_KEYS" in caplog.text
+            rig.write("b", "more")
+            trusting = Sealer(
+                rig.ledger, rig.key, checkpoints=CheckpointPolicy("test/log", public(rig)), trusted=[public(other)]
+            )
+            signed = trusting.seal_pending().checkpoint
+            assert signed is not None
+            assert signed[0].root == tree_of(rig).root()
+        finally:
+            other.close()
+
+    @pytest.mark.parametrize("running_since", ["before", "after"])
+    @pytest.mark.parametrize("forged", ["edited", "rehashed", "stranger", "copy of the newest", "copy of an old one"])
+    def test_an_envelope_put_in_by_hand_comes_under_no_checkpoint(
+        self, rig: Rig, forged: str, running_since: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        at_work = sealer(rig)
+        for value in ("one", "two", "three"):
+            rig.write("a", value)
+            at_work.seal_pending()
+        bodies = [body for (body,) in rig.sql("select body from phionyx_envelope order by seq")]
+        envelope = json.loads(bodies[1 if forged == "copy of an old one" else 2])
+        if not forged.startswith("copy"):
+            envelope["mutation"]["diff"]["after_hash"] = "sha256:" + "ab" * 32
+            envelope["integrity"]["previous"] = json.loads(bodies[2])["integrity"]["current"]
+        if forged in ("rehashed", "stranger"):
+            envelope["integrity"]["current"] = envelope_hash(envelope, envelope["integrity"]["previous"])
+        if forged == "stranger":
+            envelope["integrity"]["signature"] = new_key().signer.sign(envelope["integrity"]["current"])
+        rig.sql("alter table phionyx_envelope drop constraint phionyx_envelope_current_hash_key")
+        rig.sql(
+            "insert into phionyx_envelope(seq, trace_id, position, current_hash, turn_index, at, block_id, block_label, kind, body,"
+            " leaf) select 3, 'x', 3, 'x', turn_index, at, block_id, block_label, kind, %s, leaf from phionyx_envelope"
+            " where seq = 2",
+            envelope_line(envelope),
+        )
+        if running_since == "after":
+            rig.ledger.known_log = None
+            at_work = sealer(rig)
+        for value in ("four", "five"):
+            rig.write("a", value)
+            report = at_work.seal_pending()
+            assert (report.sealed, report.refused, report.checkpoint) == (1, 0, None)
+        assert "not signed by a key this host believes" in caplog.text
+        rig.sql("delete from phionyx_envelope where seq = 3")  # who finds it takes it out and closes the gap
+        rig.sql("update phionyx_envelope set seq = seq + 1000 where seq > 3")
+        rig.sql("update phionyx_envelope set seq = seq - 1001 where seq > 1000")
+        rig.write("a", "six")
+        signed = at_work.seal_pending().checkpoint
+        assert signed is not None
+        assert (signed[0].size, signed[0].root) == (6, tree_of(rig).root())
 
     @pytest.mark.parametrize("place", [5, 2**40, 2**62])
     def test_a_row_far_beyond_the_end_stops_no_sealing_and_gets_nothing_signed(

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,26 @@ def put(folder: Path, *names: str) -> None:
 
 
 class TestManagedPaths:
+    def test_links_to_folders_are_not_entered_so_that_no_circle_hangs(self, here):
+        (here / "loops" / ".dot").mkdir(parents=True)
+        (here / "loops" / "a.md").write_text("a\n")
+        (here / "loops" / ".dot" / "b.md").write_text("b\n")
+        for name in "xyz":
+            (here / "loops" / name).symlink_to(".")
+        begun = time.monotonic()
+        assert ManagedFiles(["loops/**/*.md"]).names() == ["loops/a.md"]
+        assert ManagedFiles(["loops/*/*/*/*.md"]).names() == []
+        assert ManagedFiles(["loops/**/.dot/*.md"]).names() == ["loops/.dot/b.md"]
+        assert time.monotonic() - begun < 5  # a walk through the links takes 3 ** 40 steps
+
+    def test_the_folder_in_front_of_a_wildcard_may_be_reached_in_any_way(self, here):
+        (here / "real").mkdir()
+        (here / "real" / "a.md").write_text("a\n")
+        (here / "way").symlink_to("real")
+        assert ManagedFiles(["way/*.md"]).names() == ["way/a.md"]
+        assert ManagedFiles(["./real/../way/*.md"]).names() == ["./real/../way/a.md"]
+        assert ManagedFiles([f"{here}/real/[a]*"]).names() == [f"{here}/real/a.md"]
+
     def test_globs_are_recursive_and_each_file_comes_once(self, here):
         put(here, "CLAUDE.md", "memory/a.md", "memory/deep/er/b.md", "memory/c.txt", "memory/.hidden.md", ".git/d.md")
         managed = ManagedFiles(["./CLAUDE.md", "./memory/**/*.md", "memory/a.md"])

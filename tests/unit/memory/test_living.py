@@ -20,6 +20,7 @@ from phionyx_letta.errors import (
 )
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.memory import LivingMemory, MemoryFileRouter
+from phionyx_letta.memory.reviewing import listed
 
 KEY = Ed25519Signer("11" * 32)
 TEA, UV = fact("- Likes tea."), fact("- Deploys with uv.")
@@ -185,6 +186,39 @@ class TestWithoutApproval:
         assert living.review(one)["untrusted"]
         assert "tea" not in notes.read_text()
 
+    @pytest.mark.parametrize(
+        "content",
+        [
+            *("- Likes tea\n```", "- Likes tea\n~~~", "- ```\n  Likes tea", "> ~~~~ Likes tea", "- Likes tea <!--"),
+            *(
+                "- Likes tea\n<script>",
+                "- <details> Likes tea",
+                "- Likes tea @~/.ssh/id_rsa",
+                "@../evil/CLAUDE.md likes tea",
+            ),
+            *("- Likes tea ![x](http://evil.example/?q=1)", "- Likes [tea](//evil.example/x)", "- Likes tea @README"),
+            *("- Likes tea: https://evil.example/", "[tea]: javascript:alert(1)", "- Likes www.evil.example tea"),
+        ],
+    )
+    def test_nor_risky_markup_unless_a_person_approves(self, notes, tmp_path, content):
+        before = notes.read_text()
+        living = memory(tmp_path, fact(content), require_approval=False)
+        (one,) = propose(living)
+        assert (one.status, notes.read_text()) == ("pending", before)
+        assert (
+            "risky markup" in living.review(one)["untrusted"] or "markup of its own" in living.review(one)["untrusted"]
+        )
+        assert living.apply(one).status == "applied"
+
+    @pytest.mark.parametrize(
+        "content",
+        ["- Likes tea from https://tea.example/green.", "- Likes `tea` < 5 min", "- Likes tea, ada@example.com"],
+    )
+    def test_an_address_that_the_user_named_is_no_risk(self, notes, tmp_path, content):
+        said = f"user: said, likes tea from https://tea.example/green < 5 min {content}"
+        (one,) = propose(memory(tmp_path, fact(content), require_approval=False), transcript=said)
+        assert one.status == "applied"
+
     def test_a_file_that_cannot_be_written_costs_no_other_patch(self, notes, tmp_path):
         (tmp_path / "user_prefs.md").write_text("")
         notes.chmod(0o444)
@@ -275,7 +309,12 @@ class TestApplyAndRevert:
         assert living.revert(one.patch_id, by="bob").status == "reverted"
         assert file.read_text() == "a\n"
         steps = [(step["to"], step["by"], step["reason"]) for step in living.store.get(one.patch_id).history]
-        assert steps == [("approved", "ada", "it is true"), ("applied", "ada", "it is true"), ("reverted", "bob", "")]
+        assert steps == [
+            ("approved", "ada", "it is true"),
+            ("applied", "ada", "it is true"),
+            ("applied", "bob", ""),
+            ("reverted", "bob", ""),
+        ]
 
     def test_approve_first(self, file, tmp_path):
         living = memory(tmp_path)
@@ -294,6 +333,30 @@ class TestApplyAndRevert:
         assert file.read_text() == "a  \n\nz\nb\n"
         living.revert(one)
         assert file.read_text() == "a  \n\nz\n"
+
+    def test_a_list_that_a_person_nested_stays_nested(self, notes, tmp_path):
+        notes.write_text("# Notes\n\n- a\n- b\n")
+        living = memory(tmp_path, UV)
+        (one,) = propose(living)
+        notes.write_text("# Notes\n\n- a\n  - b\n")
+        assert living.review(one)["target"] == "whitespace"
+        living.apply(one)
+        assert notes.read_text() == "# Notes\n\n- a\n  - b\n- Deploys with uv.\n"
+        living.revert(one)
+        assert notes.read_text() == "# Notes\n\n- a\n  - b\n"
+
+    @pytest.mark.parametrize("text", ["  a\n", " a\nz\n"])
+    def test_an_indentation_in_a_line_the_patch_replaces_is_a_conflict(self, tmp_path, text):
+        file = tmp_path / "a.md"
+        file.write_text(text)
+        living = memory(tmp_path)
+        one = living.store.save(
+            patch(file, before=text.replace(" ", ""), after=text.replace(" ", "").replace("a", "A"))
+        )
+        assert living.review(one)["target"] == "diverged"
+        with pytest.raises(DiffConflictError):
+            living.apply(one)
+        assert file.read_text() == text
 
     @pytest.mark.parametrize("text", ["a\nmine\n", "mine\n", "", "x" * 5000 + "\na\n", None])
     def test_anything_else_is_a_conflict_and_nothing_is_written(self, file, tmp_path, text):
@@ -488,6 +551,26 @@ class TestTrust:
         assert "Eve" not in notes.read_text()
         assert again.reject(one.patch_id, "forged").status == "rejected"
 
+    @pytest.mark.parametrize("claimed", ["applied", "approved", "rejected", "reverted", "conflict"])
+    def test_a_forged_status_is_named_and_can_be_rejected(self, notes, tmp_path, claimed):
+        living = memory(tmp_path, TEA, signer=KEY)
+        (one,) = propose(living)
+        store = tmp_path / "patches.jsonl"
+        with store.open("a") as file:
+            file.write(store.read_text().replace('"status": "pending"', f'"status": "{claimed}"', 1))
+        for act in ("apply", "revert", "rebase", "approve"):
+            with pytest.raises(UntrustedPatch, match="history") as caught:
+                getattr(memory(tmp_path, signer=KEY), act)(one.patch_id)
+            assert "reject it" in caught.value.remedy
+        assert listed(living.store.get(one.patch_id), KEY.verifier())["signature_note"]
+        rejected = memory(tmp_path, signer=KEY).reject(one.patch_id, "forged")
+        assert rejected.history[-1]["details"]["claimed"] == claimed
+        assert listed(rejected, KEY.verifier())["signature_note"] is None
+        with pytest.raises(IllegalTransition):
+            memory(tmp_path, signer=KEY).reject(one.patch_id)
+        (again,) = propose(memory(tmp_path, TEA, signer=KEY), "s2")
+        assert memory(tmp_path, signer=KEY).apply(again).status == "applied"
+
     def test_nobody_signs_with_an_empty_secret(self, notes, tmp_path):
         living = memory(tmp_path, TEA, signature_secret="s")
         forged = patch(notes, notes.read_text(), "evil\n")
@@ -544,6 +627,14 @@ class TestEvidence:
         ]
         assert verify_chain(chain, verifier=KEY.verifier(), expected_trace=f"file:{notes}")["valid"] is True
         assert "tea" not in json.dumps(chain)
+
+    def test_the_reviewers_name_is_filtered_like_the_reason(self, notes, tmp_path, envelopes):
+        living = memory(tmp_path, TEA, signer=KEY, envelopes=envelopes)
+        (one,) = propose(living)
+        living.apply(one, by="ada ada@example.com", reason="ask ada@example.com")
+        (envelope,) = envelopes.iter_chain(f"file:{notes}")
+        assert envelope["subject"]["metadata"]["living_memory"]["reviewer"] == "ada [REDACTED_EMAIL]"
+        assert "ada@example.com" not in (tmp_path / "patches.jsonl").read_text()
 
     def test_a_persons_edits_in_between_do_not_break_the_chain(self, notes, tmp_path, envelopes):
         living = memory(tmp_path, TEA, signer=KEY, envelopes=envelopes)

@@ -92,6 +92,70 @@ class TestReverseMerge:
             assert own <= set(merged.split())
 
 
+class TestWhitespaceOfAPerson:
+    """What a person did to whitespace stays byte for byte, wherever the patch itself did not change the line."""
+
+    BEFORE = "# T\n\n- a\n- b\n"
+    AFTER = "# T\n\n- a\n- b\n- new\n"
+
+    @pytest.mark.parametrize(
+        ("current", "merged"),
+        [
+            ("# T\n\n- a\n  - b\n", "# T\n\n- a\n  - b\n- new\n"),
+            ("# T\n\n\n-  a  \n- b\n\n\n", "# T\n\n\n-  a  \n- b\n- new\n\n\n"),
+            ("# T\n- a\n- b", "# T\n- a\n- b\n- new\n"),
+            ("# T\n\n- a\n\n- b \n", "# T\n\n- a\n\n- b \n- new\n"),
+            ("#  T\n \n- a\n\t- b\n", "#  T\n \n- a\n\t- b\n- new\n"),
+        ],
+    )
+    def test_it_stays_beside_an_addition_and_survives_its_reverse(self, current, merged):
+        assert merge(self.BEFORE, self.AFTER, current) == merged
+        taken_out = reverse_merge(self.BEFORE, self.AFTER, merged)
+        assert taken_out.removesuffix("\n") == current.removesuffix("\n")
+
+    def test_it_stays_on_both_sides_of_an_insertion(self):
+        before, after = "- a\n- b\n", "- a\n- new\n- b\n"
+        assert merge(before, after, "  - a\n  - b\n") == "  - a\n- new\n  - b\n"
+
+    def test_code_keeps_its_indentation(self):
+        before = "```python\nif x:\n  y()\nz()\n```\n"
+        current = before.replace("z()", "  z()")
+        assert merge(before, before + "- new\n", current) == current + "- new\n"
+
+    @pytest.mark.parametrize("current", ["  - a\n", "-   a\n"])
+    def test_a_line_both_changed_is_a_conflict(self, current):
+        assert merge("- a\n", "- A!\n", current) is None
+        assert reverse_merge("- A!\n", "- a\n", current) is None
+
+    def test_a_line_the_patch_takes_away_may_have_been_moved(self):
+        assert merge("- a\n- b\n", "- a\n", "- a\n  - b\n") == "- a\n"
+
+    @pytest.mark.parametrize(("current", "merged"), [("a", "a\nb\n"), ("A", None)])
+    def test_a_missing_final_newline_glues_no_lines_together(self, current, merged):
+        assert merge("a\n", "a\nb\n", current) == merged
+        assert reverse_merge("a\nb\n", "a\n", current) == (merged or "A\nb\n")
+
+    @given(
+        base=LINES,
+        places=st.sets(st.integers(0, 8), max_size=3),
+        spaces=st.lists(st.sampled_from(["", " ", "\t"]), min_size=8, max_size=8),
+        blanks=st.lists(st.integers(0, 2), min_size=8, max_size=8),
+    )
+    def test_an_addition_changes_nothing_else_byte_for_byte(self, base, places, spaces, blanks):
+        lines = [line for line in base.split("\n") if line.strip()]
+        current = "".join(
+            "\n" * count + space + line + space + "\n"
+            for count, space, line in zip(blanks, spaces, lines, strict=False)
+        )
+        added = base.splitlines(keepends=True)
+        for place in sorted(places, reverse=True):
+            added.insert(place, f"new {place}\n")
+        merged = merge(base, "".join(added), current)
+        kept = [line for line in merged.splitlines(keepends=True) if not line.startswith("new")]
+        assert "".join(kept) == current
+        assert merged.count("new") == len(places)
+
+
 class TestWhitespace:
     @pytest.mark.parametrize(
         ("one", "other"),

@@ -160,6 +160,16 @@ class TestTheFile:
         path.write_text(json.dumps(one.to_dict(), sort_keys=True) + "\n")
         assert PatchStore(path).pending_patches() == [one]
 
+    @pytest.mark.parametrize("content", ["short\n", "x" * 9000])
+    def test_lists_show_lines_in_another_order_too(self, path, content):
+        one = patch(before=content, after=content + "b\n", session_id="s")
+        for order in (list(one.to_dict()), sorted(one.to_dict()), ["file_path", "after_content", *one.to_dict()]):
+            path.write_text(json.dumps({name: one.to_dict()[name] for name in order}) + "\n")
+            (shown,) = PatchStore(path).summaries()
+            assert shown == PatchSummary(
+                one.patch_id, "pending", one.created_at, "CLAUDE.md", "general", "s", "living-memory", "why"
+            )
+
     @pytest.mark.parametrize(
         "foreign",
         [

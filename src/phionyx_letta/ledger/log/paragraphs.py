@@ -18,6 +18,7 @@ FILE = "checkpoints"
 
 _SIGNATURES = "\N{EM DASH} ".encode()
 _NO_SIGNATURES = "a checkpoint without signature lines: half-written, or cut"
+_CARRIAGE_RETURNS = "its lines end in CRLF: it was changed on the way, and has to be sent as it is, as a binary file"
 _NO_TEXT = "signature lines without a checkpoint"
 _TOO_LARGE = f"a paragraph larger than {MAX_BYTES} bytes"
 
@@ -28,7 +29,7 @@ def notes_in(file: BinaryIO) -> Iterator[tuple[int, bytes | None, str]]:
     for line, paragraph in _paragraphs(file):
         signatures = paragraph.startswith(_SIGNATURES)
         if text is not None and not signatures:
-            yield text[0], None, _NO_SIGNATURES
+            yield text[0], None, _unsigned(text[1])
             text = None
         if len(paragraph) > MAX_BYTES:
             text = None
@@ -41,7 +42,11 @@ def notes_in(file: BinaryIO) -> Iterator[tuple[int, bytes | None, str]]:
             yield text[0], text[1] + b"\n" + paragraph, ""
             text = None
     if text is not None:
-        yield text[0], None, _NO_SIGNATURES
+        yield text[0], None, _unsigned(text[1])
+
+
+def _unsigned(text: bytes) -> str:
+    return _CARRIAGE_RETURNS if b"\r\n" in text else _NO_SIGNATURES
 
 
 def _paragraphs(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
