@@ -93,6 +93,7 @@ class Recorder:
         ledger: SqlLedger,
         key: PluginKey,
         *,
+        trusted: Sequence[str] = (),
         include_text: bool = False,
         batch: int = 500,
         notes: Notes | None = None,
@@ -102,6 +103,7 @@ class Recorder:
         Args:
             ledger: with its tables.
             key: signs.
+            trusted: public keys of other hosts on the same ledger.
             include_text: keep unified diffs, and so content.
             batch: envelopes of a transaction; one commit is never divided.
             notes: what hooks noted of who made which commit.
@@ -115,7 +117,7 @@ class Recorder:
                 "give it a ledger of its own: --ledger sqlite:///FILE",
             )
         self.ledger, self.key = ledger, key
-        self.include_text, self.batch = include_text, batch
+        self.trusted, self.include_text, self.batch = trusted, include_text, batch
         self.notes = notes or Notes()
         with ledger.writing() as connection:
             assert connection is not None
@@ -414,11 +416,11 @@ class _Run:
             refuse_retired(connection, self.signer)
             if read_cursor(connection, self.signer, self.agent) != self.stored:
                 raise _OvertakenError
-            writer = LedgerWriter(connection, self.signer, known=self.ledger.known_log)
+            writer = LedgerWriter(connection, self.signer, known=self.ledger.known_log, trusted=self.recorder.trusted)
             written = write_items(writer, self.signer, self.agent, self.items, self.recorder.batch)
             store_cursor(connection, self.signer, self.agent, cursor)
         if written:
-            self.ledger.known_log = writer.log.frontier
+            self.ledger.known_log = writer.log.known
         self.report.envelopes += written
         self.stored = cursor
         self.items.clear()

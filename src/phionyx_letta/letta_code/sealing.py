@@ -28,7 +28,7 @@ from phionyx_letta.letta_code.queue import queue_path, read_notes
 from phionyx_letta.letta_code.repository import MemoryRepository
 from phionyx_letta.letta_code.working_tree import uncommitted
 from phionyx_letta.plugin.runtime import PluginKey
-from phionyx_letta.plugin.sealer import Sealer, checkpoint_policy
+from phionyx_letta.plugin.sealer import Sealer, checkpoint_policy, trusted_hosts
 from phionyx_letta.settings import Settings
 
 __all__ = ["Ingested", "default_ledger", "ingest", "opened_ledger"]
@@ -86,7 +86,14 @@ def ingest(ledger: SqlLedger, key: PluginKey, settings: Settings, memories: Sequ
         LedgerUnavailable, SigningKeyError, StoreError: nothing more can be recorded in this ledger.
     """
     notes = read_notes(queue_path(settings.home_path()))
-    recorder = Recorder(ledger, key, include_text=settings.include_diff_text, batch=settings.batch, notes=notes)
+    recorder = Recorder(
+        ledger,
+        key,
+        trusted=trusted_hosts(settings),
+        include_text=settings.include_diff_text,
+        batch=settings.batch,
+        notes=notes,
+    )
     result = Ingested()
     for memory in memories:
         try:
@@ -121,7 +128,7 @@ def _sign(ledger: SqlLedger, key: PluginKey, settings: Settings, result: Ingeste
     policy = checkpoint_policy(key, settings)
     if policy is None or (not result.envelopes and not _unsigned(ledger)):
         return
-    signed = Sealer(ledger, key, checkpoints=policy).sign_last()
+    signed = Sealer(ledger, key, checkpoints=policy, trusted=trusted_hosts(settings)).sign_last()
     if signed is None:
         return
     result.checkpoint = signed[0].size
