@@ -9,17 +9,17 @@ import typer
 
 from phionyx_letta.cli.failures import FAILED, NOT_MEASURED, OK, CommandError
 from phionyx_letta.cli.options import Json
-from phionyx_letta.cli.output import answer, safe, short
+from phionyx_letta.cli.output import answer, safe, short, stdout
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from phionyx_letta.letta_code.checking import Checked
-    from phionyx_letta.letta_code.hooks import Hooks, HooksState
+    from phionyx_letta.letta_code.hooks import Hooks
     from phionyx_letta.letta_code.places import AgentMemory
     from phionyx_letta.letta_code.watching import Pass
 
-__all__ = ["code"]
+__all__ = ["LettaDir", "chosen_memories", "code", "hooks_of"]
 
 code = typer.Typer(
     help="Letta Code: record the git memory of its agents, check it, and look after its hooks.\n\nSee docs/letta-code.md.",
@@ -68,7 +68,7 @@ def ingest(
 
     settings = load_settings()
     memories = chosen_memories(agent, memory, letta_dir)
-    hooks = _hooks(letta_dir)
+    hooks = hooks_of(letta_dir)
     if hooks.installed:
         hooks.cover(memories)
     with opened_ledger(ledger_url(ledger)) as opened:
@@ -92,6 +92,10 @@ def verify(
     agent: Agents = None,
     letta_dir: LettaDir = None,
     ledger: CodeLedger = None,
+    at_start: Annotated[
+        bool,
+        typer.Option("--at-start", help="As a SessionStart hook: JSON on standard input, says what differs, exit 0."),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Compare what HEAD of each memory holds with what the ledger recorded last, file by file. Nothing is written.
@@ -99,14 +103,9 @@ def verify(
     Whether the ledger itself was tampered with, `phionyx-letta verify` says. Exit 1 where a file was changed outside, or the history
     does not lead on from what was recorded; 2 where commits are not recorded yet, or there is nothing to compare.
     """
-    from phionyx_letta.letta_code.checking import check_memory
-    from phionyx_letta.letta_code.sealing import opened_ledger
-    from phionyx_letta.plugin.runtime import load_key
-    from phionyx_letta.settings import load_settings
-
-    key, memories = load_key(load_settings()), chosen_memories(agent, None, letta_dir)
-    with opened_ledger(ledger_url(ledger)) as opened:
-        checked = [check_memory(opened, key.signer, memory) for memory in memories]
+    if at_start:
+        return _report_at_start(letta_dir, ledger)
+    checked = _checked(agent, letta_dir, ledger)
     answer(
         {"agents": [vars(one) for one in checked]},
         as_json=as_json,
@@ -116,6 +115,38 @@ def verify(
     if found & {"changed", "rewritten", "unreadable"}:
         return FAILED
     return OK if found == {"ok"} else NOT_MEASURED
+
+
+def _checked(agent: list[str] | None, letta_dir: Path | None, ledger: str | None) -> list[Checked]:
+    from phionyx_letta.letta_code.checking import check_memory
+    from phionyx_letta.letta_code.sealing import opened_ledger
+    from phionyx_letta.plugin.runtime import load_key
+    from phionyx_letta.settings import load_settings
+
+    key, memories = load_key(load_settings()), chosen_memories(agent, None, letta_dir)
+    with opened_ledger(ledger_url(ledger)) as opened:
+        return [check_memory(opened, key.signer, memory) for memory in memories]
+
+
+def _report_at_start(letta_dir: Path | None, ledger: str | None) -> int:
+    """A hook that fails would keep the user's other hooks from running."""
+    import json
+    import sys
+
+    from phionyx_letta.errors import PhionyxError
+
+    try:
+        said = json.loads(sys.stdin.read(1 << 20))
+        agent = said.get("agent_id") if isinstance(said, dict) else None
+        checked = _checked([agent] if isinstance(agent, str) else None, letta_dir, ledger)
+    except (ValueError, RecursionError, PhionyxError) as error:
+        stdout().print(f"phionyx-letta: the memory was not compared with the ledger: {safe(error)}", soft_wrap=True)
+        return OK
+    differing = [one for one in checked if one.status != "ok"]
+    if differing:
+        stdout().print("phionyx-letta code verify:")
+        _show_checked(stdout(), differing)
+    return OK
 
 
 @code.command(short_help="Commit an approved patch to a memory.")
@@ -148,10 +179,13 @@ def _decided(act: str, patch_id: str, by: str | None, letta_dir: Path | None, le
     settings, url = load_settings(), ledger_url(ledger)
     memories = chosen_memories(None, None, letta_dir)
     proposals = Proposals(url, memories, load_key(settings).signer)
+    known = proposals.living.store.get(patch_id)
+    if known is not None:
+        with opened_ledger(url) as opened:  # the commit will name the newest envelope
+            record(opened, load_key(settings), settings, _of_patch(memories, known.file_path))
     patch = proposals.apply(patch_id, by=by) if act == "apply" else proposals.revert(patch_id, by=by)
-    agent = patch.file_path.partition("/")[0]
     with opened_ledger(url) as opened:
-        result = record(opened, load_key(settings), settings, [one for one in memories if one.agent_id == agent])
+        result = record(opened, load_key(settings), settings, _of_patch(memories, patch.file_path))
     page = {
         "patch_id": patch.patch_id,
         "status": patch.status,
@@ -161,6 +195,10 @@ def _decided(act: str, patch_id: str, by: str | None, letta_dir: Path | None, le
     line = f"{patch.status} patch {patch.patch_id} to {patch.file_path}; {result.envelopes} envelopes"
     answer(page, as_json=as_json, show=lambda console: console.print(safe(line), soft_wrap=True))
     return FAILED if result.problems else OK
+
+
+def _of_patch(memories: list[AgentMemory], name: str) -> list[AgentMemory]:
+    return [one for one in memories if one.agent_id == name.partition("/")[0]]
 
 
 @code.command(short_help="Record whenever a memory changes, in the foreground.")
@@ -243,50 +281,13 @@ def _show_checked(console: Console, checked: list[Checked]) -> None:
             console.print(f"  not committed: {safe(file['path'] or file.get('why'))} ({file['state']})", soft_wrap=True)
 
 
-@code.command(short_help="Let hooks note who makes which commit.")
-def install(letta_dir: LettaDir = None, as_json: Json = False) -> int:
-    """Put hooks into Letta Code's settings.json and into each memory repository: they note conversation and tool call.
-
-    They only write a small file, and never fail a turn. What is there already is kept and goes on running. Without hooks
-    everything is recorded too, but not in which conversation it was done. Agents made later are covered by the next ingest.
-    """
-    return _told(_hooks(letta_dir).install(chosen_memories(None, None, letta_dir)), as_json)
-
-
-@code.command(short_help="Take the hooks out again.")
-def uninstall(letta_dir: LettaDir = None, as_json: Json = False) -> int:
-    """Take the hooks out, and put back what was there before: byte for byte where nobody changed it since."""
-    state = _hooks(letta_dir).uninstall(chosen_memories(None, None, letta_dir))
-    _told(state, as_json)
-    return FAILED if state.settings in ("installed", "partly") or "installed" in state.repositories.values() else OK
-
-
-@code.command(short_help="Show how the hooks stand.")
-def status(letta_dir: LettaDir = None, as_json: Json = False) -> int:
-    """Show whether the hooks are in place, of which agents, and how many of their notes wait. Exit 2 where one is missing."""
-    return _told(_hooks(letta_dir).state(chosen_memories(None, None, letta_dir)), as_json)
-
-
-def _hooks(letta_dir: Path | None) -> Hooks:
+def hooks_of(letta_dir: Path | None) -> Hooks:
+    """The hooks of the Letta Code in this folder."""
     from phionyx_letta.letta_code.hooks import Hooks
     from phionyx_letta.letta_code.places import Home
     from phionyx_letta.settings import load_settings
 
     return Hooks(Home.find(letta_dir), load_settings().home_path())
-
-
-def _told(state: HooksState, as_json: bool) -> int:
-    page = {"settings": state.settings, "repositories": state.repositories, "waiting": state.waiting}
-
-    def show(console: Console) -> None:
-        console.print(f"settings.json  {page['settings']}")
-        for agent, found in state.repositories.items():
-            console.print(f"{safe(agent)}  {safe(found)}", soft_wrap=True)
-        console.print(f"{state.waiting} notes wait for the next ingest")
-
-    answer(page, as_json=as_json, show=show)
-    whole = state.settings == "installed" and set(state.repositories.values()) <= {"installed"}
-    return OK if whole else NOT_MEASURED
 
 
 def ledger_url(given: str | None) -> str:

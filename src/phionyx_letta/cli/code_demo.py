@@ -38,7 +38,7 @@ def play(progress: Callable[[str], None], end: Callable[[], None], program: Path
     found = find_program(program)
     with tempfile.TemporaryDirectory(prefix="phionyx-demo-") as folder, ScriptedModel() as model:
         progress("Starting Letta Code in a clean home")
-        letta = LettaCode(found, Path(folder), model)
+        letta = LettaCode(found, Path(folder), model, progress)
         progress("A new agent, which says hello")
         agent = letta.ask("SAY hello").agent_id
         stage = _Stage(Path(folder), letta.letta_dir)

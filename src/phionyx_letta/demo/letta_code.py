@@ -5,10 +5,14 @@ Everything lives in one temporary folder. The program is the user's (`pip instal
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ __all__ = ["INSTALL", "Answer", "LettaCode", "find_program", "shell_call"]
 INSTALL = "make a virtual environment of its own, in it pip install letta==0.34.12, and give --program ITS/bin/letta"
 _HANDLE = f"openai-compatible/{MODEL}"
 _TIMEOUT = 300.0  # s, for one start of the program on a busy machine
+_TOLD_EVERY = 15.0  # s
 
 
 @dataclass(frozen=True)
@@ -60,13 +65,21 @@ def shell_call(command: str) -> str:
 class LettaCode:
     """One user's Letta Code, headless, on its local backend."""
 
-    def __init__(self, program: Path, folder: Path, model: ScriptedModel) -> None:
+    def __init__(
+        self, program: Path, folder: Path, model: ScriptedModel, told: Callable[[str], None] = lambda _: None
+    ) -> None:
         """Take a clean home in `folder` and connect the model.
+
+        Args:
+            program: as `find_program` gives it.
+            folder: empty.
+            model: the scripted endpoint.
+            told: hears how long an answer is waited for.
 
         Raises:
             DemoError: the program does not take it.
         """
-        self._program = program
+        self._program, self._told = program, told
         self.home = folder / "home"
         self.home.mkdir(parents=True)
         self.letta_dir = self.home / ".letta"
@@ -99,18 +112,35 @@ class LettaCode:
             "DISABLE_AUTOUPDATER": "1",
         }
         command = [str(self._program), "--backend", "local", *arguments]
-        try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                cwd=self.home,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT,
-            )
-        except subprocess.TimeoutExpired:
-            raise DemoError(f"Letta Code took longer than {_TIMEOUT:.0f} s", "try again on a quieter machine") from None
-        if done.returncode != 0:
-            raise DemoError(f"Letta Code failed: {(done.stderr or done.stdout).strip()[-300:]}", INSTALL)
-        return done.stdout
+        with subprocess.Popen(
+            command,
+            env=environment,
+            cwd=self.home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                said, errors = self._waited(process)
+            except BaseException:  # its children hold its pipes open
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
+        if process.returncode != 0:
+            raise DemoError(f"Letta Code failed: {(errors or said).strip()[-300:]}", INSTALL)
+        return said
+
+    def _waited(self, process: subprocess.Popen[str]) -> tuple[str, str]:
+        began = time.monotonic()
+        while (left := began + _TIMEOUT - time.monotonic()) > 0:
+            try:
+                return process.communicate(timeout=min(left, _TOLD_EVERY))
+            except subprocess.TimeoutExpired:
+                waited = time.monotonic() - began
+                self._told(f"Letta Code has not answered for {waited:.0f} s; it is given {_TIMEOUT:.0f} s")
+        raise DemoError(
+            f"Letta Code gave no answer within {_TIMEOUT:.0f} s",
+            "try again on a quieter machine",
+        )

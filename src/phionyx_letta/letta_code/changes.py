@@ -13,19 +13,18 @@ from typing import Any
 
 from phionyx_letta.diff import MemoryDiff
 from phionyx_letta.envelope import MemoryConsolidationAudit
+from phionyx_letta.letta_code.contents import ABSENT, Content, content_diff
 from phionyx_letta.letta_code.errors import ObjectUnreadable
 from phionyx_letta.letta_code.objects import (
-    ABSENT,
     SUBMODULE,
     SYMLINK,
     Commit,
-    Content,
     Entry,
     Objects,
-    content_diff,
 )
+from phionyx_letta.letta_code.trees import Changed
 
-__all__ = ["Changed", "Mutation", "Unread", "block_id", "claims", "file_name", "label_of", "mutations"]
+__all__ = ["Mutation", "Unread", "block_id", "claims", "file_name", "label_of", "mutations"]
 
 _FRONT = re.compile(r"\A---[ \t]*\r?\n(.*?)(?:\r?\n)?^---[ \t]*\r?$\n?", re.DOTALL | re.MULTILINE)
 _FIELD = re.compile(r"^(name|label):[ \t]*(.*?)[ \t]*\r?$", re.MULTILINE)
@@ -34,10 +33,6 @@ _TRAILER = re.compile(
 )
 _PERSON = re.compile(r"(?P<name>.*?) ?<(?P<email>[^>]*)> (?P<at>\d{1,15}) [+-]\d{4}")
 _KINDS = {SYMLINK: "symlink", SUBMODULE: "submodule"}
-
-
-#: Path, entry before, entry after.
-Changed = tuple[bytes, Entry | None, Entry | None]
 
 
 @dataclass(slots=True)
@@ -65,6 +60,8 @@ class Unread:
 
 def file_name(path: bytes) -> str:
     """A path as text: what is not printable UTF-8, and `%`, is written as `%XX`, so that no two paths share a name."""
+    if path.isascii() and b"%" not in path and (plain := path.decode("ascii")).isprintable():
+        return plain
     out = []
     for char in path.decode("utf-8", "surrogateescape"):
         if char == "%" or not char.isprintable():
@@ -178,6 +175,8 @@ def _body(text: str) -> str:
 
 def _renames(found: Sequence[Changed]) -> dict[bytes, bytes]:
     """Paths of files that only moved, each with the other: the same object, gone once and new once."""
+    if len(found) < 2:
+        return {}
     gone: dict[str, list[bytes]] = {}
     come: dict[str, list[bytes]] = {}
     for path, old, new in found:

@@ -12,11 +12,13 @@ from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.writer import read_block_states
 from phionyx_letta.letta_code.changes import block_id, file_name
+from phionyx_letta.letta_code.contents import ABSENT
 from phionyx_letta.letta_code.cursor import read_cursor
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable, TooManyFiles
-from phionyx_letta.letta_code.objects import ABSENT, Objects, changed_files
+from phionyx_letta.letta_code.objects import Objects
 from phionyx_letta.letta_code.places import AgentMemory
 from phionyx_letta.letta_code.repository import MemoryRepository
+from phionyx_letta.letta_code.trees import changed_files
 from phionyx_letta.letta_code.working_tree import uncommitted
 from phionyx_letta.signing import Signer
 

@@ -204,14 +204,8 @@ def _merged(objects: Objects, commit: Node) -> tuple[str, ...]:
 
 
 def _first_parents(objects: Objects, oid: str) -> Iterator[Node]:
-    at: str | None = oid
-    while at is not None:
-        try:
-            commit = objects.commit(at)
-        except ObjectUnreadable:
-            return
-        yield Node(at, commit.parents)
-        at = commit.parents[0] if commit.parents else None
+    for commit in objects.first_parents(oid):
+        yield Node(commit.oid, commit.parents)
 
 
 def _chain(objects: Objects, new: str, recorded: Callable[[Sequence[str]], str | None] | None) -> list[Node]:

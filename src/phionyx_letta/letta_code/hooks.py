@@ -1,7 +1,8 @@
 """Hooks that note who is at work: in Letta Code's settings.json, and one in each memory repository. Both are small shell scripts.
 
 They only write a note and end with success; without them everything is recorded all the same, without conversation and tool call.
-What was there before is kept, runs as before, and is put back by `uninstall`.
+Two more are optional: a gate against rewritten history, and a report of `code verify` at the start of a session. What was there before
+is kept, runs as before, and is put back by `uninstall`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import shlex
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from phionyx_letta.letta_code.queue import queue_path
 __all__ = ["Hooks", "HooksState"]
 
 _EVENTS = {"PostToolUse": "tool", "SessionEnd": "session"}
+_REPORT = {"SessionStart": "start"}
 _GIT_HOOK = "reference-transaction"
 _BEFORE = ".phionyx-original"
 _MARK = "# phionyx-letta"
@@ -42,6 +45,10 @@ while [ -e "$q/n.$$.$n" ]; do n=$((n + 1)); done
 _EVENT_SCRIPT = """#!/bin/sh
 {mark}: notes a tool call or the end of a session for `phionyx-letta code ingest`; `phionyx-letta code uninstall` removes it.
 k=$1
+if [ "$k" = start ]; then
+  {report} 2>/dev/null
+  exit 0
+fi
 {note}{{ echo "$k"; head -c {largest}; }} 2>/dev/null >"$q/t.$$.$n" && mv "$q/t.$$.$n" "$q/n.$$.$n" 2>/dev/null
 exit 0
 """
@@ -50,16 +57,28 @@ _GIT_SCRIPT = """#!/bin/sh
 s=0
 o="$0{before}"
 k=$1
+[ "$k" = committed ] || [ -x "$o" ] || [ -e {gate} ] || exit 0
+i=$(cat; echo x)
+i=${{i%x}}
 if [ -x "$o" ]; then
-  i=$(cat; echo x)
-  i=${{i%x}}
   printf %s "$i" | "$o" "$@"
   s=$?
-  [ "$k" = committed ] || exit $s
-else
-  [ "$k" = committed ] || exit 0
-  i=$(cat)
 fi
+if [ "$k" = prepared ] && [ $s = 0 ] && [ -e {gate} ]; then
+  printf %s "$i" | while read -r old new ref; do
+    case $ref in refs/heads/letta/*) continue ;; refs/heads/*) ;; *) continue ;; esac
+    at=$(git rev-parse --verify --quiet "$ref^0") || continue
+    case $new in
+      "$at") continue ;;
+      *[!0]*) git merge-base --is-ancestor "$at" "$new" 2>/dev/null && continue ;;
+      *) d=$(git rev-parse --git-common-dir) # git gc moves a branch into packed-refs, then deletes its own file
+        [ ! -e "$d/packed-refs.lock" ] && grep -qxF "$at $ref" "$d/packed-refs" 2>/dev/null && continue ;;
+    esac
+    echo "phionyx-letta: the gate lets no commit be taken off $ref; 'phionyx-letta code install --no-gate' lifts it" >&2
+    exit 1
+  done || s=1
+fi
+[ "$k" = committed ] || exit $s
 {note}{{ printf 'ref\\n%s\\n%s\\n%s\\n' "$LETTA_AGENT_ID" "$LETTA_CONVERSATION_ID" "$PWD"; printf '%s\\n' "$i"; }} \\
   2>/dev/null >"$q/t.$$.$n" && mv "$q/t.$$.$n" "$q/n.$$.$n" 2>/dev/null
 exit $s
@@ -76,6 +95,10 @@ class HooksState:
     """By agent: `installed`, `missing`, or why it cannot be."""
     waiting: int
     """Notes not read yet."""
+    gate: bool = False
+    """Whether rewritten history is refused."""
+    report: bool = False
+    """Whether `code verify` is reported at the start of a session."""
 
 
 class Hooks:
@@ -88,14 +111,26 @@ class Hooks:
         self._queue = queue_path(own_home)
         self._script = self._folder / "hook.sh"
         self._record = self._folder / "installed.json"
+        self._gate = self._folder / "gate"
+        environment = {"PHIONYX_LETTA_HOME": str(own_home.absolute())}
+        told = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+        command = [sys.executable, "-m", "phionyx_letta.cli", "code", "verify", "--at-start"]
+        self._verify = " ".join([*told, *map(shlex.quote, [*command, "--letta-dir", str(home.letta.absolute())])])
 
     @property
     def installed(self) -> bool:
         """Whether they were installed and not uninstalled since."""
         return self._record.is_file()
 
-    def install(self, memories: Iterable[AgentMemory]) -> HooksState:
+    def install(
+        self, memories: Iterable[AgentMemory], *, gate: bool | None = None, report: bool | None = None
+    ) -> HooksState:
         """Put the hooks in place; doing it again changes nothing.
+
+        Args:
+            memories: whose repositories get one.
+            gate: refuse what takes commits off a branch, or no longer; None leaves it as it is.
+            report: report `code verify` at the start of a session, or no longer; None leaves it as it is.
 
         Raises:
             StoreError: settings.json is not what can be merged with, or a file cannot be written.
@@ -104,15 +139,21 @@ class Hooks:
         with _translated(self._folder):
             self._queue.mkdir(mode=0o700, parents=True, exist_ok=True)
             note = _NOTE.format(queue=shlex.quote(str(self._queue)), most=_MOST_NOTES)
-            _write(self._script, _EVENT_SCRIPT.format(mark=_MARK, note=note, largest=_LARGEST_NOTE).encode(), 0o755)
-        self._merge_settings()
+            script = _EVENT_SCRIPT.format(mark=_MARK, note=note, largest=_LARGEST_NOTE, report=self._verify)
+            _write(self._script, script.encode(), 0o755)
+            if gate:
+                self._gate.touch(mode=0o600)
+            elif gate is False:
+                self._gate.unlink(missing_ok=True)
+        self._merge_settings(report)
         self.cover(memories)
         return self.state(memories)
 
     def cover(self, memories: Iterable[AgentMemory]) -> None:
         """Put the hook into memory repositories that do not have it: of agents that were made since."""
         note = _NOTE.format(queue=shlex.quote(str(self._queue)), most=_MOST_NOTES)
-        script = _GIT_SCRIPT.format(mark=_MARK, note=note, before=_BEFORE).encode()
+        gate = shlex.quote(str(self._gate))
+        script = _GIT_SCRIPT.format(mark=_MARK, note=note, before=_BEFORE, gate=gate).encode()
         for memory in memories:
             hooks = _hooks_folder(memory.path, make=True)
             if isinstance(hooks, Path):
@@ -133,7 +174,7 @@ class Hooks:
                     _take_git_hook(hooks)
         self._restore_settings()
         with _translated(self._folder):
-            for path in [*self._queue.glob("[nt].*"), self._script, self._record]:
+            for path in [*self._queue.glob("[nt].*"), self._script, self._record, self._gate]:
                 path.unlink(missing_ok=True)
             for folder in (self._queue, self._folder):
                 with contextlib.suppress(OSError):
@@ -148,13 +189,15 @@ class Hooks:
             ours = isinstance(hooks, Path) and _is_ours(hooks / _GIT_HOOK)
             found[memory.agent_id] = hooks if isinstance(hooks, str) else "installed" if ours else "missing"
         waiting = len(list(self._queue.glob("n.*"))) if self._queue.is_dir() else 0
-        return HooksState(self._settings_state(), found, waiting)
+        settings, report = self._settings_state()
+        return HooksState(settings, found, waiting, self._gate.exists(), report)
 
     # -- settings.json --------------------------------------------------------------------------------------------
 
     def _entry(self, event: str) -> dict[str, Any]:
-        command = f"sh {shlex.quote(str(self._script))} {_EVENTS[event]}"
-        entry: dict[str, Any] = {"hooks": [{"type": "command", "command": command, "timeout": 5000, "quiet": True}]}
+        command = f"sh {shlex.quote(str(self._script))} {({**_EVENTS, **_REPORT})[event]}"
+        timeout = 60_000 if event in _REPORT else 5000  # ms
+        entry: dict[str, Any] = {"hooks": [{"type": "command", "command": command, "timeout": timeout, "quiet": True}]}
         return {"matcher": "*", **entry} if event == "PostToolUse" else entry
 
     def _load(self) -> tuple[bytes | None, dict[str, Any]]:
@@ -171,22 +214,26 @@ class Hooks:
         except (ValueError, RecursionError):
             settings = None
         hooks = settings.get("hooks", {}) if isinstance(settings, dict) else None
-        if not isinstance(hooks, dict) or not all(isinstance(hooks.get(event, []), list) for event in _EVENTS):
+        if not isinstance(hooks, dict) or not all(
+            isinstance(hooks.get(event, []), list) for event in (*_EVENTS, *_REPORT)
+        ):
             raise StoreError(
                 f"{self._settings} is not what Letta Code 0.34 writes, so nothing is merged into it",
                 "mend it, or ask for this version of Letta Code to be supported",
             )
         return data, settings
 
-    def _merge_settings(self) -> None:
+    def _merge_settings(self, report: bool | None) -> None:
         before, settings = self._load()
         hooks = settings.setdefault("hooks", {})
         changed = False
-        for event in _EVENTS:
+        for event in (*_EVENTS, *(_REPORT if report else ())):
             entry = self._entry(event)
             if entry not in hooks.setdefault(event, []):
                 hooks[event].append(entry)
                 changed = True
+        if report is False:
+            changed = self._take_out(hooks, _REPORT) or changed
         added_disabled = "disabled" not in hooks
         if added_disabled:  # else a project's settings could turn them off
             hooks["disabled"] = False
@@ -221,11 +268,7 @@ class Hooks:
                 return
             hooks = settings.get("hooks", {})
             kept = json.dumps(settings)
-            for event in _EVENTS:
-                if event in hooks:
-                    hooks[event] = [one for one in hooks[event] if one != self._entry(event)]
-                    if not hooks[event]:
-                        del hooks[event]
+            self._take_out(hooks, {**_EVENTS, **_REPORT})
             if record.get("added_disabled") and hooks.get("disabled") is False:
                 del hooks["disabled"]
             if settings.get("hooks") == {}:
@@ -234,18 +277,31 @@ class Hooks:
                 text = json.dumps(settings, indent=2, ensure_ascii=False)
                 _write(self._settings, text.encode("utf-8", "surrogatepass") + b"\n", _mode_of(self._settings, 0o600))
 
-    def _settings_state(self) -> str:
+    def _take_out(self, hooks: dict[str, Any], events: Iterable[str]) -> bool:
+        """Our entries of these events; whether there was one."""
+        found = False
+        for event in events:
+            if self._entry(event) in hooks.get(event, []):
+                found = True
+                hooks[event] = [one for one in hooks[event] if one != self._entry(event)]
+                if not hooks[event]:
+                    del hooks[event]
+        return found
+
+    def _settings_state(self) -> tuple[str, bool]:
+        """How the hooks of settings.json stand, and whether the report is among them."""
         try:
             before, settings = self._load()
         except StoreError:
-            return "unreadable"
+            return "unreadable", False
         if before is None:
-            return "no settings"
+            return "no settings", False
         hooks = settings.get("hooks", {})
-        there = [self._entry(event) in hooks.get(event, []) for event in _EVENTS]
+        there = [self._entry(event) in hooks.get(event, []) for event in (*_EVENTS, *_REPORT)]
+        report = there.pop()
         if not all(there):
-            return "partly" if any(there) else "missing"
-        return "disabled" if hooks.get("disabled") is True else "installed"
+            return "partly" if any((*there, report)) else "missing", report
+        return "disabled" if hooks.get("disabled") is True else "installed", report
 
 
 def _hooks_folder(memory: Path, *, make: bool = False) -> Path | str:

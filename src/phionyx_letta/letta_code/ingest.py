@@ -27,7 +27,6 @@ from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.statements import refuse_retired
 from phionyx_letta.ledger.writer import LedgerWriter, read_block_states
 from phionyx_letta.letta_code.changes import (
-    Changed,
     Mutation,
     Unread,
     block_id,
@@ -36,20 +35,18 @@ from phionyx_letta.letta_code.changes import (
     label_of,
     mutations,
 )
+from phionyx_letta.letta_code.contents import ABSENT, content_diff
 from phionyx_letta.letta_code.cursor import Cursor, create_table, read_cursor, store_cursor
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable, TooManyFiles
 from phionyx_letta.letta_code.history import NAMED, Back, Forward, Move, moves, steps
 from phionyx_letta.letta_code.objects import (
-    ABSENT,
     SUBMODULE,
     Commit,
     Objects,
-    changed_files,
-    content_diff,
-    prefetch_changed,
 )
 from phionyx_letta.letta_code.queue import Notes
 from phionyx_letta.letta_code.repository import MemoryRepository
+from phionyx_letta.letta_code.trees import Changed, changed_files, compared
 from phionyx_letta.letta_code.writing import Item, held, write_items
 from phionyx_letta.plugin.runtime import PluginKey
 
@@ -206,14 +203,15 @@ class _Run:
             return done
         move_id = secrets.token_hex(16)
         recorded = self._recorded([step.commit for step in plan if isinstance(step, Forward)])
+        at = cursor.at
         for step, found in self._compared(objects, plan):
             if isinstance(step, Back):
-                self._back(objects, step, move, move_id, cursor, found)
+                self._back(objects, step, move, move_id, replace(cursor, at=at), found)
             else:
                 self._forward(objects, repository, step, found, move, move_id, step.commit in recorded)
-            cursor = replace(cursor, at=_reached(step))
+            at = _reached(step)
             if len(self.items) >= self.recorder.batch and step is not plan[-1]:
-                self._write(cursor)
+                self._write(replace(cursor, at=at))
         return replace(done, tip=move.new, at=move.new)
 
     def _rest(
@@ -229,12 +227,12 @@ class _Run:
         """Each step with the files it changes; git is asked for many steps at once."""
         for start in range(0, len(plan), _WINDOW):
             window = plan[start : start + _WINDOW]
+            objects.prefetch(step.commit for step in window if isinstance(step, Forward))
             pairs = [self._trees(objects, step) for step in window]
-            prefetch_changed(objects, pairs)
             ready: list[tuple[Forward | Back, _Found]] = []
             files = 0
-            for step, pair in zip(window, pairs, strict=True):
-                found = _changed(objects, *pair)
+            for step, pair, some in zip(window, pairs, compared(objects, pairs), strict=True):
+                found = _changed(objects, *pair) if some is None else some
                 ready.append((step, found))
                 files += 0 if isinstance(found, PhionyxError) else len(found)
                 if files > _WINDOW * 10:
@@ -428,7 +426,7 @@ class _Run:
 
 def _changed(objects: Objects, before: str | None, after: str | None) -> _Found:
     try:
-        return list(changed_files(objects, before, after))
+        return changed_files(objects, before, after)
     except (ObjectUnreadable, TooManyFiles) as error:
         return error
 

@@ -1,7 +1,6 @@
-"""Git's objects, read through one running ``git cat-file --batch``: two processes a run, not one for each commit and file.
+"""Git's objects, read through one running ``git cat-file --batch``: a few processes a run, not one for each commit and file.
 
-Only object ids are ever asked for, so no name from the repository reaches a command line. Trees are compared here, which needs no
-configuration, no index and no attributes of the repository.
+Only object ids are ever asked for, so no name from the repository reaches a command line.
 """
 
 from __future__ import annotations
@@ -11,47 +10,37 @@ import os
 import re
 import select
 import subprocess
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from phionyx_letta.diff import MemoryDiff, compute_memory_diff
+from phionyx_letta.errors import StoreError
 from phionyx_letta.ledger.log.git import GitRepository
-from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable, TooManyFiles
+from phionyx_letta.letta_code.contents import ABSENT, Content, content_of
+from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable
 
-__all__ = [
-    "ABSENT",
-    "SUBMODULE",
-    "SYMLINK",
-    "Commit",
-    "Content",
-    "Entry",
-    "Objects",
-    "changed_files",
-    "content_diff",
-    "prefetch_changed",
-]
+__all__ = ["SUBMODULE", "SUBTREE", "SYMLINK", "Commit", "Entry", "Objects", "by_name"]
 
 #: Of a file that is compared character by character; of a larger one only hash and size are taken, in flat memory.
 MAX_TEXT = 1 << 20
 #: Of a commit or a tree.
 _MAX_META = 64 << 20
-#: Files of one commit that are recorded one by one: trees can be nested to name more than there is memory.
-MAX_FILES = 20_000
-_MAX_TREES, _MAX_DEPTH = 100_000, 100
 _AT_ONCE = 200
+#: Commits that are walked before git is asked what comes behind, and how many it is asked for.
+_FEW, _MOST_AHEAD = 10, 5000
 _PATIENCE = 60.0  # s without a byte from git: an object can be a named pipe
 _CACHED = 16 << 20
 _OID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _MAX_MESSAGE = 64 << 10
-_NOTHING: frozenset[tuple[bytes, bytes, bytes]] = frozenset()
-_TREE_ENTRY = {width: re.compile(rb"([0-7]{1,7}) ([^\0]*)\0(.{%d})" % width, re.DOTALL) for width in (20, 32)}
-_Kept = TypeVar("_Kept")
-_SUBTREE, SYMLINK, SUBMODULE = "40000", "120000", "160000"
+_TREE_ENTRY = {width: re.compile(rb"[0-7]{1,7} [^\0]*\0.{%d}" % width, re.DOTALL) for width in (20, 32)}
+_COMMIT = re.compile(
+    rb"tree ([0-9a-f]{40,64})\n((?:parent [0-9a-f]{40,64}\n)*)author ([^\n]*)\ncommitter ([^\n]*)\n(?:[^\n]+\n)*(?:\n|\Z)"
+)
+SUBTREE, SYMLINK, SUBMODULE = "40000", "120000", "160000"
+_MODES = {one.encode(): one for one in (SUBTREE, SYMLINK, SUBMODULE, "100644", "100755")}
 
 
 class Entry(NamedTuple):
@@ -73,38 +62,6 @@ class Commit:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What is recorded of a file's bytes as git has them."""
-
-    digest: str
-    size: int
-    length: int
-    """Code points of text; bytes of anything else."""
-    text: str | None
-    """None for what is not UTF-8, or too large."""
-
-
-ABSENT = Content("sha256:" + hashlib.sha256().hexdigest(), 0, 0, "")
-
-
-def content_diff(before: Content, after: Content, *, include_text: bool) -> MemoryDiff:
-    """Compare two contents; where one is not text, all of it counts as replaced."""
-    if before.text is not None and after.text is not None:
-        return compute_memory_diff(before.text, after.text, include_diff_text=include_text)
-    same = before.digest == after.digest
-    return MemoryDiff(
-        before_hash=before.digest,
-        after_hash=after.digest,
-        before_size_bytes=before.size,
-        after_size_bytes=after.size,
-        added_chars=0 if same else after.length,
-        removed_chars=0 if same else before.length,
-        unchanged_chars=after.length if same else 0,
-        counts_method="replaced",
-    )
-
-
 class Objects:
     """The objects of one repository; use as a context manager."""
 
@@ -113,9 +70,10 @@ class Objects:
         self._repository = repository
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
-        self._buffer = b""
+        self._buffer, self._read = b"", 0  # what git wrote, and how much of it was taken
         self._answered = ""
-        self._cache: OrderedDict[str, tuple[object, int]] = OrderedDict()
+        self._cache: dict[str, Commit | Content | frozenset[bytes]] = {}
+        self._sizes = deque[tuple[str, int]]()  # in the order they came
         self._cached = 0
 
     def __enter__(self) -> Objects:
@@ -160,40 +118,48 @@ class Objects:
         Raises:
             ObjectUnreadable: it is not there, or is none.
         """
-        cached = self._known(oid, Commit)
-        if cached is not None:
+        cached = self._cache.get(oid)
+        if isinstance(cached, Commit):
             return cached
-        data = self._meta(oid, "commit")
-        head, _, message = data.partition(b"\n\n")
-        fields: dict[str, list[str]] = {}
-        for line in head.split(b"\n"):
-            name, _, value = line.partition(b" ")
-            fields.setdefault(name.decode("ascii", "replace"), []).append(value.decode("utf-8", "replace"))
-        tree, parents = fields.get("tree", [""])[0], tuple(fields.get("parent", []))
-        if not all(_OID.fullmatch(one) for one in (tree, *parents)):
+        return self._keep_commit(oid, self._meta(oid, "commit"))
+
+    def _keep_commit(self, oid: str, data: bytes) -> Commit:
+        found = _COMMIT.match(data)
+        if found is not None:
+            tree, parents = found[1].decode("ascii"), tuple(found[2].decode("ascii").replace("parent ", "").split())
+            author, committer, message = found[3], found[4], data[found.end() :]
+        else:  # no author, or lines in another order: git takes it all the same
+            head, _, message = data.partition(b"\n\n")
+            fields: dict[bytes, list[bytes]] = {}
+            for line in head.split(b"\n"):
+                name, _, value = line.partition(b" ")
+                fields.setdefault(name, []).append(value)
+            author, committer, first = (fields.get(name, [b""])[0] for name in (b"author", b"committer", b"tree"))
+            tree, *others = (one.decode("ascii", "replace") for one in (first, *fields.get(b"parent", [])))
+            parents = tuple(others)
+        if not all(len(one) == len(oid) and _OID.fullmatch(one) for one in (tree, *parents)):
             raise ObjectUnreadable(f"the commit {oid} is malformed")
-        author, committer = (fields.get(name, [""])[0] for name in ("author", "committer"))
-        commit = Commit(oid, tree, parents, author, committer, message[:_MAX_MESSAGE].decode("utf-8", "replace"))
+        said = (part.decode("utf-8", "replace") for part in (author, committer, message[:_MAX_MESSAGE]))
+        commit = Commit(oid, tree, parents, *said)
         self._remember(oid, commit, len(data) + 800)
         return commit
 
-    def entries(self, oid: str) -> frozenset[tuple[bytes, bytes, bytes]]:
-        """The entries of a tree as they stand there: mode, name and binary id.
+    def entries(self, oid: str) -> frozenset[bytes]:
+        """The entries of a tree as they stand there, each the bytes of mode, name and id.
 
         Raises:
             ObjectUnreadable: it is not there, or is none.
         """
-        cached = self._known(oid, frozenset)
-        if cached is not None:
+        cached = self._cache.get(oid)
+        if isinstance(cached, frozenset):
             return cached
         return self._keep_entries(oid, self._meta(oid, "tree"))
 
-    def _keep_entries(self, oid: str, data: bytes) -> frozenset[tuple[bytes, bytes, bytes]]:
-        width = len(oid) // 2
-        found = frozenset(_TREE_ENTRY[width].findall(data))
-        if sum(map(len, chain.from_iterable(found))) + 2 * len(found) != len(data):
+    def _keep_entries(self, oid: str, data: bytes) -> frozenset[bytes]:
+        found = frozenset(_TREE_ENTRY[len(oid) // 2].findall(data))
+        if sum(map(len, found)) != len(data):
             raise ObjectUnreadable(f"the tree {oid} is malformed")  # repeated entries too
-        self._remember(oid, found, 3 * len(data) + 200)
+        self._remember(oid, found, 2 * len(data) + 60 * len(found) + 200)
         return found
 
     def tree(self, oid: str) -> dict[bytes, Entry]:
@@ -202,7 +168,7 @@ class Objects:
         Raises:
             ObjectUnreadable: it is not there, or is none.
         """
-        return _by_name(self.entries(oid))
+        return by_name(self.entries(oid))
 
     def content(self, entry: Entry | None) -> Content:
         """What a tree's entry holds: of a link its target, of a submodule the commit it names.
@@ -213,9 +179,9 @@ class Objects:
         if entry is None:
             return ABSENT
         if entry.mode == SUBMODULE:
-            return _content_of(entry.oid.encode())
-        cached = self._known(entry.oid, Content)
-        if cached is not None:
+            return content_of(entry.oid.encode())
+        cached = self._cache.get(entry.oid)
+        if isinstance(cached, Content):
             return cached
         kind, _, size = self._ask(entry.oid)
         if kind != "blob":
@@ -225,7 +191,7 @@ class Objects:
 
     def _keep_content(self, oid: str, size: int) -> Content:
         if size <= MAX_TEXT:
-            found = _content_of(self._take(size + 1)[:-1])
+            found = content_of(self._take(size + 1)[:-1])
         else:
             digest, left = hashlib.sha256(), size
             while left:
@@ -237,8 +203,37 @@ class Objects:
         self._remember(oid, found, 500 + (found.size if found.text is not None else 0))
         return found
 
+    def first_parents(self, oid: str) -> Iterator[Commit]:
+        """Yield a commit and its first parents, down to the first that cannot be read or has none.
+
+        Where there are many, git is asked for their ids beforehand, so that nobody waits for each: what they say is read here.
+        """
+        at, walked, ahead, more = oid, 0, deque[str](), True
+        while at:
+            if walked >= _FEW and at not in self._cache:
+                if not ahead and more:
+                    ahead.extend(self._named_ahead(at))
+                    more = len(ahead) == _MOST_AHEAD
+                self.prefetch(ahead.popleft() for _ in range(min(_AT_ONCE, len(ahead))))
+            try:
+                commit = self.commit(at)
+            except ObjectUnreadable:
+                return
+            yield commit
+            walked += 1
+            at = commit.parents[0] if commit.parents else ""
+
+    def _named_ahead(self, oid: str) -> list[str]:
+        try:
+            said = self._repository.run(
+                "rev-list", "--first-parent", f"--max-count={_MOST_AHEAD}", oid, "--", failing_is_none=True
+            )
+        except StoreError:
+            return []
+        return (said or "").split()
+
     def prefetch(self, oids: Iterable[str]) -> None:
-        """Read trees and files that are about to be asked for, without waiting for each; what cannot be read is left out."""
+        """Read objects that are about to be asked for, without waiting for each; what cannot be read is left out."""
         wanted = [oid for oid in dict.fromkeys(oids) if oid not in self._cache and _OID.fullmatch(oid)]
         for start in range(0, len(wanted), _AT_ONCE):
             part = wanted[start : start + _AT_ONCE]
@@ -248,8 +243,9 @@ class Objects:
                     kind, size = self._header()
                     if kind == "blob":
                         self._keep_content(oid, size)
-                    elif kind == "tree" and size <= _MAX_META:
-                        self._keep_entries(oid, self._take(size + 1)[:-1])
+                    elif kind in ("tree", "commit") and size <= _MAX_META:
+                        keep = self._keep_entries if kind == "tree" else self._keep_commit
+                        keep(oid, self._take(size + 1)[:-1])
                     elif kind:
                         self._skip(size + 1)
             except (ObjectUnreadable, OSError):
@@ -265,20 +261,16 @@ class Objects:
             raise ObjectUnreadable(f"{oid} is not a {wanted}" if kind != wanted else f"the {wanted} {oid} is too large")
         return self._take(size + 1)[:-1]
 
-    def _known(self, oid: str, kind: type[_Kept]) -> _Kept | None:
-        found = self._cache.get(oid)
-        if found is None or not isinstance(found[0], kind):
-            return None
-        self._cache.move_to_end(oid)
-        return found[0]
-
-    def _remember(self, oid: str, found: object, size: int) -> None:
-        if size > _CACHED // 4:
+    def _remember(self, oid: str, found: Commit | Content | frozenset[bytes], size: int) -> None:
+        if size > _CACHED // 4 or oid in self._cache:
             return
-        self._cache[oid] = found, size
+        self._cache[oid] = found
+        self._sizes.append((oid, size))
         self._cached += size
         while self._cached > _CACHED:
-            self._cached -= self._cache.popitem(last=False)[1][1]
+            first, size = self._sizes.popleft()
+            del self._cache[first]
+            self._cached -= size
 
     def _ask(self, name: str) -> tuple[str, str, int]:
         """Kind, id and size; the bytes and a line feed follow."""
@@ -301,20 +293,20 @@ class Objects:
 
     def _header(self) -> tuple[str, int]:
         """Kind and size of the next answer; no kind where the object is missing."""
-        words = self._line().decode("ascii", "replace").split()
+        words = self._line().decode("ascii", "replace").split(" ")
         if len(words) != 3 or not words[2].isdecimal():
             return "", 0
-        self._answered = words[0]
-        return words[1], int(words[2])
+        self._answered, kind, size = words
+        return kind, int(size)
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._process = self._stack.enter_context(self._repository.started("cat-file", "--batch"))
-            self._buffer = b""
+            self._buffer, self._read = b"", 0
         return self._process
 
     def _end(self) -> None:
-        self._process, self._buffer = None, b""
+        self._process, self._buffer, self._read = None, b"", 0
         self._stack.close()
 
     def _fill(self) -> None:
@@ -328,25 +320,30 @@ class Objects:
         if not piece:
             self._end()
             raise ObjectUnreadable("git ended: an object is damaged")
-        self._buffer += piece
+        self._buffer, self._read = self._buffer[self._read :] + piece, 0
 
     def _line(self) -> bytes:
-        while (end := self._buffer.find(b"\n")) < 0:
+        while (end := self._buffer.find(b"\n", self._read)) < 0:
             self._fill()
-        line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
+        line = self._buffer[self._read : end]
+        self._read = end + 1
         return line
 
     def _some(self, most: int) -> bytes:
-        if not self._buffer:
+        if self._read == len(self._buffer):
             self._fill()
-        piece, self._buffer = self._buffer[:most], self._buffer[most:]
+        piece = self._buffer[self._read : self._read + most]
+        self._read += len(piece)
         return piece
 
     def _take(self, size: int) -> bytes:
-        pieces = []
-        while size:
-            pieces.append(self._some(size))
-            size -= len(pieces[-1])
+        piece = self._some(size)
+        if len(piece) == size:
+            return piece
+        pieces, left = [piece], size - len(piece)
+        while left:
+            pieces.append(self._some(left))
+            left -= len(pieces[-1])
         return b"".join(pieces)
 
     def _skip(self, size: int) -> None:
@@ -354,67 +351,11 @@ class Objects:
             size -= len(self._some(size))
 
 
-def changed_files(
-    objects: Objects, before: str | None, after: str | None
-) -> Iterator[tuple[bytes, Entry | None, Entry | None]]:
-    """Yield (path, entry before, entry after) for each file two trees differ in, sorted by path.
-
-    Raises:
-        ObjectUnreadable: a tree cannot be read.
-        TooManyFiles: there are more than `MAX_FILES`.
-    """
-    left, trees = MAX_FILES, [_MAX_TREES]
-    for one in _walk(objects, before, after, b"", 0, trees):
-        left -= 1
-        if left < 0:
-            raise TooManyFiles(f"more than {MAX_FILES} files change at once")
-        yield one
-
-
-def prefetch_changed(objects: Objects, pairs: Sequence[tuple[str | None, str | None]]) -> None:
-    """Read ahead the trees that comparing these pairs of trees takes, two levels deep."""
-    objects.prefetch(oid for pair in pairs for oid in pair if oid)
-    below: list[str] = []
-    for before, after in pairs:
-        try:
-            old, new = (objects.entries(oid) if oid else _NOTHING for oid in (before, after))
-        except ObjectUnreadable:
-            continue
-        below += [oid.hex() for mode, _, oid in old ^ new if mode == b"40000"]
-    objects.prefetch(below[: 10 * _AT_ONCE])
-
-
-def _walk(
-    objects: Objects, before: str | None, after: str | None, folder: bytes, depth: int, trees: list[int]
-) -> Iterator[tuple[bytes, Entry | None, Entry | None]]:
-    if before == after:
-        return
-    trees[0] -= 1
-    if depth > _MAX_DEPTH or trees[0] < 0:
-        raise TooManyFiles(
-            f"more than {_MAX_TREES} folders change at once, or they are nested more than {_MAX_DEPTH} deep"
-        )
-    old, new = (objects.entries(oid) if oid else _NOTHING for oid in (before, after))
-    gone, come = _by_name(old - new), _by_name(new - old)
-    for name in sorted(gone.keys() | come.keys()):
-        one, other = gone.get(name), come.get(name)
-        path = folder + name
-        one_tree, other_tree = (entry.oid if entry and entry.mode == _SUBTREE else None for entry in (one, other))
-        one, other = (None if entry and entry.mode == _SUBTREE else entry for entry in (one, other))
-        if one or other:
-            yield path, one, other
-        if one_tree or other_tree:
-            yield from _walk(objects, one_tree, other_tree, path + b"/", depth + 1, trees)
-
-
-def _by_name(entries: Iterable[tuple[bytes, bytes, bytes]]) -> dict[bytes, Entry]:
-    return {name: Entry(mode.decode("ascii").lstrip("0"), oid.hex()) for mode, name, oid in entries}
-
-
-def _content_of(data: bytes) -> Content:
-    digest = "sha256:" + hashlib.sha256(data).hexdigest()
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        return Content(digest, len(data), len(data), None)
-    return Content(digest, len(data), len(text), text)
+def by_name(entries: Iterable[bytes]) -> dict[bytes, Entry]:
+    """Entries of a tree by their names."""
+    found = {}
+    for entry in entries:
+        mode, _, rest = entry.partition(b" ")
+        name, _, oid = rest.partition(b"\0")
+        found[name] = Entry(_MODES.get(mode) or mode.decode("ascii").lstrip("0"), oid.hex())
+    return found

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from phionyx_letta.envelope import GENESIS_HASH
 from phionyx_letta.letta_code.places import AgentMemory
+from phionyx_letta.letta_code.sealing import opened_ledger
 from phionyx_letta.letta_code.target import MemfsTargets
 from phionyx_letta.memory import LivingMemory, MemoryPatch
 from phionyx_letta.memory.opening import open_store, reviewer
@@ -25,7 +28,7 @@ class Proposals:
         Raises:
             StoreError: the store cannot be opened.
         """
-        self.targets = MemfsTargets(memories)
+        self.targets = MemfsTargets(memories, partial(_newest_envelope, store) if "://" in store else None)
         verifier = getattr(signer, "verifier", None)
         self.living = LivingMemory(
             [],
@@ -49,3 +52,10 @@ class Proposals:
         by = by or reviewer()
         with self.targets.attributed("Revert a memory patch", patch=patch_id, reviewer=by):
             return self.living.revert(patch_id, by=by)
+
+
+def _newest_envelope(url: str, agent: str) -> str | None:
+    """The hash of an agent's newest envelope: a commit that names it was made when the ledger stood there, not before."""
+    with opened_ledger(url) as ledger:
+        head = ledger.head(agent)
+    return None if head == GENESIS_HASH else head

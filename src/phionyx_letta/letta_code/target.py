@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from phionyx_letta.diff import content_hash
 from phionyx_letta.errors import DiffConflictError, TargetRefused
 from phionyx_letta.letta_code.changes import block_id, file_name, label_of
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable, TooManyFiles
-from phionyx_letta.letta_code.objects import Entry, Objects, changed_files
+from phionyx_letta.letta_code.objects import Entry, Objects
 from phionyx_letta.letta_code.places import AgentMemory
 from phionyx_letta.letta_code.repository import MemoryRepository
+from phionyx_letta.letta_code.trees import changed_files
 from phionyx_letta.letta_code.working_tree import uncommitted
 from phionyx_letta.memory.files import write_text
 
@@ -37,9 +38,10 @@ _TRAILER = re.compile(r"[^\x20-\x7e]+")
 class MemfsTargets:
     """All memory files of some agents; a target's name is the agent's id, `/`, and the path in its memory."""
 
-    def __init__(self, memories: Sequence[AgentMemory]) -> None:
-        """Take the memories; nothing is read yet."""
+    def __init__(self, memories: Sequence[AgentMemory], newest: Callable[[str], str | None] | None = None) -> None:
+        """Take the memories, and what says which envelope of an agent is the newest; nothing is read yet."""
         self._memories = {one.agent_id: one for one in memories}
+        self._newest = newest
         self._trailers: list[tuple[str, str]] = []
         self._subject = "Apply an approved memory patch"
 
@@ -78,9 +80,12 @@ class MemfsTargets:
         finally:
             self._subject, self._trailers = before
 
-    def message(self) -> str:
+    def message(self, agent: str) -> str:
         """Of the next commit."""
         lines = [f"Phionyx-{name.replace('_', '-').title()}: {value}" for name, value in self._trailers]
+        newest = self._newest(agent) if self._newest is not None else None
+        if newest is not None:
+            lines.append(f"Phionyx-Envelope: {newest}")
         return "\n".join([self._subject, "", *lines])
 
 
@@ -144,7 +149,9 @@ class MemfsTarget:
         write_text(path, text)
         try:
             self._git("add", "--", self._path)
-            self._git("commit", "--quiet", "--only", "-m", self._targets.message(), "--", self._path)
+            self._git(
+                "commit", "--quiet", "--only", "-m", self._targets.message(self._memory.agent_id), "--", self._path
+            )
         except TargetRefused:
             self._put_back(path, expected)
             raise

@@ -13,8 +13,9 @@ from typing import Any
 
 from phionyx_letta.letta_code.changes import file_name
 from phionyx_letta.letta_code.errors import ObjectUnreadable, TooManyFiles
-from phionyx_letta.letta_code.objects import SUBMODULE, SYMLINK, Entry, Objects, changed_files
+from phionyx_letta.letta_code.objects import SUBMODULE, SYMLINK, Entry, Objects
 from phionyx_letta.letta_code.reading import open_regular
+from phionyx_letta.letta_code.trees import changed_files
 
 __all__ = ["uncommitted"]
 

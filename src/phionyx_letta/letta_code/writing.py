@@ -11,8 +11,8 @@ from phionyx_letta.diff import MemoryDiff
 from phionyx_letta.envelope import MemoryMutationContext, ParsedJson, draft_memory_envelope
 from phionyx_letta.ledger.writer import BlockState, LedgerWriter
 from phionyx_letta.letta_code.changes import Mutation, block_id
+from phionyx_letta.letta_code.contents import ABSENT, Content, content_diff
 from phionyx_letta.letta_code.cursor import SOURCE
-from phionyx_letta.letta_code.objects import ABSENT, Content, content_diff
 from phionyx_letta.signing import Signer
 
 __all__ = ["Item", "held", "write_items"]

@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from code_rig import AGENT, KEY, Memory
-from test_target import HUMAN, Proposer
+from code_rig import AGENT, KEY, SIGNER, Memory
+from test_target import HUMAN, Proposer, a_patch
 from typer.testing import CliRunner
 
 from phionyx_letta.cli.app import app
+from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code.places import Home
+from phionyx_letta.letta_code.proposals import Proposals
 from phionyx_letta.letta_code.sessions import Sessions
 from phionyx_letta.letta_code.watching import Watch
 from phionyx_letta.settings import Settings
@@ -119,6 +122,23 @@ class TestCommands:
         memory.git("commit", "-q", "--amend", "--allow-empty", "-m", "other")
         assert self.run(tmp_path, "verify")[1]["agents"][0]["status"] == "rewritten"
         assert self.run(tmp_path, "uninstall")[0] == 0
+
+    def test_an_applied_patch_names_the_newest_envelope(self, home: Home, memory: Memory, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path / 'own' / 'ledger.db'}"
+        assert self.run(tmp_path, "ingest")[0] == 0
+        memory.commit({"MEMORY.md": "index 2\n"})  # not recorded yet
+        proposals = Proposals(url, home.memories(), SIGNER)
+        patch = a_patch(proposals)
+        code, page = self.run(tmp_path, "apply", patch.patch_id, "--by", "rita")
+        assert (code, page["status"], page["envelopes"]) == (0, "applied", 1)
+        with closing(SqlLedger(url)) as ledger:
+            *_, before, last = ledger.iter_chain(AGENT)
+        trailers = dict(last["subject"]["metadata"]["letta"]["claims"]["trailers"])
+        assert trailers == {
+            "Phionyx-Patch": patch.patch_id,
+            "Phionyx-Reviewer": "rita",
+            "Phionyx-Envelope": before["integrity"]["current"],
+        }
 
     def test_used_wrongly(self, home: Home, tmp_path: Path) -> None:
         assert "no memory of nobody" in self.run(tmp_path, "ingest", "--agent", "nobody")[1]["error"]
