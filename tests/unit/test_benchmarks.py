@@ -44,6 +44,7 @@ def test_every_promise_of_speed_is_a_benchmark(names):
         *("filesystem-append", "filesystem-append-peer", "patch-store"),
         *("diff-append", "diff-rewrite-100k", "diff-longest"),
         *("verify", "verify-memory", "pii", "import"),
+        *("code-ingest", "code-again", "code-memory", "code-hook"),
     }
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from phionyx_letta.cli.code_hooks import code
 from phionyx_letta.cli.demo import demo
 from phionyx_letta.cli.doctor import doctor
 from phionyx_letta.cli.explain import explain
@@ -121,6 +122,7 @@ app.command(short_help="Write a receipt for something forgotten.")(receipt)
 app.command(short_help="Write chains to a file or a folder.")(export)
 app.add_typer(keys, name="keys", short_help="Replace the signing key, or revoke one.")
 app.add_typer(session, name="session", short_help="Sessions of agents, and what was proposed from them.")
+app.add_typer(code, name="code", short_help="Evidence for the git memory of Letta Code.")
 app.add_typer(memory, name="memory", short_help="Memory files and blocks that change by reviewed patches.")
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +37,13 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave everything running until Ctrl-C, to look around.")
     ] = False,
+    letta_code: Annotated[
+        bool, typer.Option("--letta-code", help="Letta Code in place of a Letta server; it must be installed.")
+    ] = False,
+    program: Annotated[
+        Path | None,
+        typer.Option("--program", metavar="FILE", help="The program letta of Letta Code. Default: the one on PATH."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Watch it work: a real Letta server on an embedded PostgreSQL with a scripted model, and nothing left behind.
@@ -47,10 +55,15 @@ def demo(
     """
     from phionyx_letta.demo import story
 
-    story.require_everything()
+    if not letta_code:
+        story.require_everything()
     began = time.monotonic()
     with _interruptible() as interrupted, _progress() as progress:
         try:
+            if letta_code:
+                from phionyx_letta.cli.code_demo import play
+
+                return play(progress, lambda: progress.end(""), program, as_json=as_json)
             return _play(progress, began, keep=keep, as_json=as_json)
         except KeyboardInterrupt:
             progress.end("")

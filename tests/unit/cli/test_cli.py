@@ -28,9 +28,24 @@ from phionyx_letta.cli.reference import reference
 from phionyx_letta.ledger.sql import SqlLedger
 
 COMMANDS = (
-    *("demo", "run", "doctor", "keygen", "log", "show", "explain", "verify", "seal", "baseline", "reconcile", "receipt", "export"),
+    *(
+        "demo",
+        "run",
+        "doctor",
+        "keygen",
+        "log",
+        "show",
+        "explain",
+        "verify",
+        "seal",
+        "baseline",
+        "reconcile",
+        "receipt",
+        "export",
+    ),
     *(f"keys {one}" for one in ("rotate", "revoke", "history")),
     *(f"session {one}" for one in ("list", "show", "end", "retry")),
+    *(f"code {one}" for one in ("ingest", "verify", "apply", "revert", "watch", "install", "uninstall", "status")),
     *(f"memory {one}" for one in ("propose", "review", "approve", "reject", "apply", "rebase", "revert", "log")),
 )
 
@@ -40,7 +55,8 @@ class TestEveryCommand:
         text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
         assert text == reference(app), "run: python -m phionyx_letta.cli.reference > docs/cli.md"
         documented = [line[3:] for line in text.splitlines() if line.startswith("## ")]
-        assert [name for name in documented if name not in ("keys", "session", "memory")] == list(COMMANDS)
+        groups = ("keys", "session", "code", "memory")
+        assert [name for name in documented if name not in groups] == list(COMMANDS)
         assert "| |" not in text.replace("| | |", "")  # no option without a description
 
     @pytest.mark.parametrize("command", COMMANDS)

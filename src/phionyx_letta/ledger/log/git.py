@@ -29,6 +29,7 @@ _GC_EVERY = 500
 _OVERRIDES = {
     "core.hooksPath": os.devnull,
     "core.commitGraph": "false",  # a cache of who is whose parent, which an attacker may edit
+    "core.fsmonitor": "false",  # may name a program
     "core.fsync": "all",
     "core.fsyncMethod": "fsync",
     "gc.autoDetach": "false",
@@ -110,14 +111,14 @@ class GitRepository:
             raise StoreError(f"{self.path} has no branch {branch}", "name the branch the checkpoints are on")
         known = [f"^{after}"] if after else []
         with contextlib.ExitStack() as stack:
-            commits = stack.enter_context(self._started("rev-list", "--first-parent", "--reverse", tip, *known))
-            objects = stack.enter_context(self._started("cat-file", "--batch"))
+            commits = stack.enter_context(self.started("rev-list", "--first-parent", "--reverse", tip, *known))
+            objects = stack.enter_context(self.started("cat-file", "--batch"))
             assert commits.stdout is not None
             for line in commits.stdout:
                 commit = line.decode("ascii", "replace").strip()
                 note = _blob(objects, f"{commit}:{_NAME}")
                 if note is None and objects.poll() is not None:  # a damaged object ended it
-                    objects = stack.enter_context(self._started("cat-file", "--batch"))
+                    objects = stack.enter_context(self.started("cat-file", "--batch"))
                 yield f"{self.path}, commit {commit}", note, "" if note else f"no readable file {_NAME} in the commit"
             if commits.wait() != 0:
                 yield (
@@ -127,7 +128,8 @@ class GitRepository:
                 )
 
     @contextlib.contextmanager
-    def _started(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    def started(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run git in the background, with pipes to it and from it; it is ended at the end of the block."""
         process = subprocess.Popen(
             self._command(arguments),
             stdin=subprocess.PIPE,

@@ -1,0 +1,103 @@
+"""How far each agent's memory is recorded: one row for an agent, beside the envelopes and in their transaction.
+
+The row only saves work: it is authenticated with the signing key, and where it is missing or not this key's, the last envelope of
+the agent tells the same, and commits the ledger has are not recorded again.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Column, Connection, MetaData, String, Table, Text, inspect, select
+
+from phionyx_letta.envelope import Signs, canonical_json
+from phionyx_letta.ledger import tables
+from phionyx_letta.ledger.bulk import upsert_rows
+from phionyx_letta.ledger.tree import derived_key
+from phionyx_letta.letta_code.repository import LogPlace
+
+__all__ = ["SOURCE", "Cursor", "create_table", "read_cursor", "store_cursor"]
+
+#: `metadata.letta.source` of every envelope made here.
+SOURCE = "letta-code"
+_PURPOSE = "phionyx-letta/letta-code-cursor/v1"
+
+_metadata = MetaData()
+table = Table(
+    "phionyx_code_cursor",
+    _metadata,
+    Column("agent_id", String, primary_key=True),
+    Column(
+        "body", Text, nullable=False, comment="JSON: the commit, how far the reflogs were read, where the memory is"
+    ),
+    Column("mac", String, comment="HMAC-SHA256 over both, keyed from the signing key"),
+)
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """What of an agent's memory is recorded."""
+
+    tip: str | None = None
+    """The commit the branch stood at when the move in progress, if any, began."""
+    at: str | None = None
+    """The commit the last envelope led to; it differs from `tip` within a move that takes several transactions."""
+    ref: str | None = None
+    """The branch HEAD stood for; empty where it was detached; None before the first run."""
+    places: dict[str, LogPlace] = field(default_factory=dict)
+    path: str = ""
+    problem: str = ""
+    """What the last run found wrong with the repository as a whole, so that it is recorded once."""
+
+
+def create_table(connection: Connection) -> None:
+    """Make the table if it is missing."""
+    _metadata.create_all(connection)
+
+
+def read_cursor(connection: Connection, signer: Signs, agent: str) -> Cursor:
+    """How far the agent's memory is recorded, by its row, else by its last envelope."""
+    row = None
+    if inspect(connection).has_table(table.name):
+        row = connection.execute(select(table).where(table.c.agent_id == agent)).first()
+    if row is not None and hmac.compare_digest(_mac(signer, agent, row.body) or "", row.mac or ""):
+        body = json.loads(row.body)
+        places = {name: LogPlace.of(place) for name, place in body.pop("places").items()}
+        return Cursor(**body, places=places)
+    return _from_envelopes(connection, agent)
+
+
+def store_cursor(connection: Connection, signer: Signs, agent: str, cursor: Cursor) -> None:
+    """Keep it, in the transaction of what it says is recorded."""
+    fields = {name: value for name, value in vars(cursor).items() if name != "places"}
+    body = canonical_json({**fields, "places": {name: place.stored() for name, place in cursor.places.items()}})
+    upsert_rows(connection, table, "agent_id", [{"agent_id": agent, "body": body, "mac": _mac(signer, agent, body)}])
+
+
+def _mac(signer: Signs, agent: str, body: str) -> str | None:
+    key = derived_key(signer, _PURPOSE)
+    if key is None:
+        return ""
+    return hmac.digest(key, canonical_json([agent, body]).encode("ascii"), "sha256").hex()
+
+
+def _from_envelopes(connection: Connection, agent: str) -> Cursor:
+    columns = tables.envelope.c
+    query = select(columns.body).where(columns.trace_id == agent).order_by(columns.position.desc())
+    for body in connection.execute(query.limit(1000)).scalars():
+        letta = _letta(body)
+        if letta.get("source") == SOURCE and "head" in letta:
+            head = letta["head"] if isinstance(letta["head"], str) else None
+            return Cursor(tip=head, at=head)
+    return Cursor()
+
+
+def _letta(body: str) -> dict[str, Any]:
+    try:
+        found = json.loads(body)["subject"]["metadata"]["letta"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

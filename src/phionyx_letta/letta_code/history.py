@@ -1,0 +1,285 @@
+"""How the memory branch came from one commit to another, as steps whose differences link.
+
+Along the first parents where that leads from one to the other; else along the ancestry that does; else back to where both histories
+meet and on from there. So a rewritten history is a step back that says so, and then its commits one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from phionyx_letta.errors import StoreError
+from phionyx_letta.ledger.log.git import GitRepository
+from phionyx_letta.letta_code.errors import ObjectUnreadable
+from phionyx_letta.letta_code.objects import Objects
+from phionyx_letta.letta_code.repository import HEAD_LOG, LogEntry, LogPlace, Snapshot
+
+__all__ = ["Back", "Forward", "Move", "moves", "steps"]
+
+#: Commits an envelope names one by one; of more their number is recorded.
+NAMED = 100
+
+
+class Node(NamedTuple):
+    """A commit and its parents: no more is kept of a long history."""
+
+    oid: str
+    parents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The memory branch stood at `old` and then at `new` (None: at nothing)."""
+
+    old: str | None
+    new: str | None
+    entry: LogEntry | None
+    """What the reflog says of it; None where only the tip shows it."""
+    places: dict[str, LogPlace]
+    """How far the logs are read once it is recorded."""
+    log_lost: bool = False
+    """The reflog does not go on where it was read last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One commit on the branch."""
+
+    commit: str
+    parent: str | None
+    """The commit it is compared with: what the branch held until then. None: nothing."""
+    merged: tuple[str, ...] = ()
+    """Commits it brought in besides, at most `NAMED`."""
+    cut: bool = False
+    """Its parents are not in the repository: a shallow clone, or they vanished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """The branch stood at `old` and goes on from `base`, which is no descendant of it."""
+
+    old: str
+    base: str | None
+    """None: nothing in common that is known."""
+    dropped: tuple[str, ...] = ()
+    dropped_total: int = 0
+    vanished: bool = False
+    """What `old` held cannot be read any more."""
+
+
+def moves(cursor: str | None, snapshot: Snapshot, ref: str | None, places: dict[str, LogPlace]) -> Iterator[Move]:
+    """Where the branch stood, one after the other, since it stood at `cursor`.
+
+    Args:
+        cursor: the last recorded commit.
+        snapshot: HEAD and its logs now.
+        ref: the branch HEAD stood for when `cursor` was recorded, None if nothing was recorded yet.
+        places: how far the logs were read then.
+    """
+    name = _followed(snapshot, ref)
+    log = snapshot.logs[name]
+    others = {one: read.places[-1] for one, read in snapshot.logs.items() if one != name and read.places}
+    entries, log_places = log.entries, log.places
+    lost = cursor is not None and (not log.found or name not in places)
+    if lost:
+        entries, log_places = _after_loss(cursor, entries, log_places)
+    here, reached = cursor, {**places, **others}
+    for entry, place in zip(entries, log_places, strict=True):
+        if entry.old is not None and entry.old not in (here, entry.new):
+            yield Move(here, entry.old, None, dict(reached), lost)
+            here = entry.old
+        reached[name] = place
+        if entry.new != here and entry.new is not None:
+            yield Move(here, entry.new, entry, dict(reached), lost)
+            here = entry.new
+    if log.complete:
+        if log.places:
+            reached[name] = log.places[-1]
+        if snapshot.tip != here:
+            yield Move(here, snapshot.tip, None, reached, lost)
+            here = snapshot.tip
+    if reached != places:
+        yield Move(here, here, None, reached)
+
+
+def _followed(snapshot: Snapshot, ref: str | None) -> str:
+    """The log to follow: the branch's, which all work trees write, unless HEAD went elsewhere meanwhile."""
+    branch = snapshot.logs.get(snapshot.ref)
+    if branch is None or not branch.exists or (ref is not None and ref != snapshot.ref):
+        return HEAD_LOG
+    head = snapshot.logs[HEAD_LOG]
+    known = {(entry.old, entry.new) for entry in branch.entries}
+    wandered = any((entry.old, entry.new) not in known for entry in head.entries if entry.old != entry.new)
+    return HEAD_LOG if wandered and head.found else snapshot.ref
+
+
+def _after_loss(
+    cursor: str | None, entries: Sequence[LogEntry], places: Sequence[LogPlace]
+) -> tuple[list[LogEntry], list[LogPlace]]:
+    """The line read last is gone. What follows the recorded commit, else a log that begins with the branch's birth, else nothing."""
+    for index in range(len(entries) - 1, -1, -1):
+        if entries[index].new == cursor:
+            return list(entries[index + 1 :]), list(places[index + 1 :])
+    if entries and entries[0].old is None:
+        return list(entries), list(places)
+    return [], []
+
+
+def steps(
+    objects: Objects, git: GitRepository, move: Move, recorded: Callable[[Sequence[str]], str | None]
+) -> Iterator[Forward | Back]:
+    """The steps of one move.
+
+    Args:
+        objects: of the repository.
+        git: the same repository, for what needs a walk of its whole graph.
+        move: from where to where; `new` must be readable.
+        recorded: the first of these commits that the ledger has; asked only where nothing else tells where to go on.
+
+    Raises:
+        ObjectUnreadable: the new commit cannot be read.
+    """
+    if move.new is None:
+        if move.old is not None:
+            yield Back(move.old, None, vanished=not _readable(objects, move.old))
+        return
+    if move.old is None:
+        yield from _forward(objects, _chain(objects, move.new, None))
+        return
+    newest = objects.commit(move.new)
+    if newest.parents[:1] == (move.old,):
+        yield from _forward(objects, [Node(newest.oid, newest.parents)])
+        return
+    yield from _between(objects, git, move.old, move.new, recorded)
+
+
+def _between(
+    objects: Objects, git: GitRepository, old: str, new: str, recorded: Callable[[Sequence[str]], str | None]
+) -> Iterator[Forward | Back]:
+    vanished = not _readable(objects, old)
+    met, ahead, behind = (None, [], []) if vanished else _meeting(objects, old, new)
+    if met == old:
+        yield from _forward(objects, ahead)
+        return
+    if not vanished and any(len(commit.parents) > 1 for commit in ahead):
+        path = _ancestry(objects, git, old, new)
+        if path is not None:
+            yield from path
+            return
+    if met is None:
+        ahead = _chain(objects, new, recorded)
+        met = ahead[0].parents[0] if ahead and ahead[0].parents and recorded(ahead[0].parents[:1]) else None
+        if not ahead:
+            met = new
+    yield Back(old, met, tuple(behind[:NAMED]), len(behind), vanished)
+    yield from _forward(objects, ahead)
+
+
+def _forward(objects: Objects, commits: Sequence[Node]) -> Iterator[Forward]:
+    """Oldest first, each compared with its first parent."""
+    for commit in commits:
+        parent = commit.parents[0] if commit.parents else None
+        cut = parent is not None and commit is commits[0] and not _readable(objects, parent)
+        yield Forward(commit.oid, None if cut else parent, _merged(objects, commit), cut)
+
+
+def _merged(objects: Objects, commit: Node) -> tuple[str, ...]:
+    """The commits a merge brought in: along the first parents of its other parents, until its own first parents."""
+    if len(commit.parents) < 2:
+        return ()
+    main, at = set[str](), commit.parents[0]
+    for one in _first_parents(objects, at):
+        main.add(one.oid)
+        if len(main) >= 10 * NAMED:
+            break
+    found: list[str] = []
+    for other in commit.parents[1:]:
+        for one in _first_parents(objects, other):
+            if one.oid in main or one.oid in found or len(found) >= NAMED:
+                break
+            found.append(one.oid)
+    return tuple(found)
+
+
+def _first_parents(objects: Objects, oid: str) -> Iterator[Node]:
+    for commit in objects.first_parents(oid):
+        yield Node(commit.oid, commit.parents)
+
+
+def _chain(objects: Objects, new: str, recorded: Callable[[Sequence[str]], str | None] | None) -> list[Node]:
+    """`new` and its first parents, oldest first, down to the first or to one the ledger has (which is left out)."""
+    found: list[Node] = []
+    asked = 0
+    for commit in _first_parents(objects, new):
+        found.append(commit)
+        if recorded is not None and len(found) - asked >= 500:
+            known, asked = recorded([one.oid for one in found[asked:]]), len(found)
+            if known is not None:
+                break
+    if recorded is not None:
+        known = recorded([one.oid for one in found])
+        if known is not None:
+            found = found[: next(at for at, one in enumerate(found) if one.oid == known)]
+    if not found and recorded is None:
+        objects.commit(new)
+    return found[::-1]
+
+
+def _meeting(objects: Objects, old: str, new: str) -> tuple[str | None, list[Node], list[str]]:
+    """Where the first parents of both meet, what is ahead of it (oldest first) and what is behind (newest first)."""
+    ways = (_first_parents(objects, new), _first_parents(objects, old))
+    seen: tuple[dict[str, Node], dict[str, Node]] = ({}, {})
+    open_ways = [0, 1]
+    while open_ways:
+        for way in list(open_ways):
+            commit = next(ways[way], None)
+            if commit is None:
+                open_ways.remove(way)
+                continue
+            seen[way][commit.oid] = commit
+            if commit.oid in seen[1 - way]:
+                ahead, behind = (_until(one, commit.oid) for one in seen)
+                return commit.oid, ahead[::-1], [one.oid for one in behind]
+    return None, list(seen[0].values())[::-1], list(seen[1])
+
+
+def _until(seen: dict[str, Node], oid: str) -> list[Node]:
+    found = []
+    for commit in seen.values():
+        if commit.oid == oid:
+            break
+        found.append(commit)
+    return found
+
+
+def _ancestry(objects: Objects, git: GitRepository, old: str, new: str) -> list[Forward] | None:
+    """The way from `old` to a `new` that has it among its ancestors, but not its first ones; None if it has not."""
+    try:
+        said = git.run("rev-list", "--ancestry-path", "--parents", f"^{old}", new, "--", failing_is_none=True)
+    except StoreError:
+        return None
+    if not said:
+        return None
+    parents = {words[0]: words[1:] for line in said.splitlines() if (words := line.split())}
+    if new not in parents:
+        return None
+    found, at = list[Forward](), new
+    while at != old:
+        commit = objects.commit(at)
+        before = next((one for one in commit.parents if one == old or one in parents), None)
+        if before is None:
+            return None
+        others = (one for one in commit.parents if one != before)
+        found.append(Forward(at, before, _merged(objects, Node(at, (before, *others)))))
+        at = before
+    return found[::-1]
+
+
+def _readable(objects: Objects, oid: str) -> bool:
+    try:
+        objects.tree(objects.commit(oid).tree)
+    except ObjectUnreadable:
+        return False
+    return True

@@ -1,0 +1,246 @@
+"""One memory repository: where HEAD is, and what its reflogs say of where it was.
+
+A reflog is written before its reference moves, under the reference's lock; so both are read until neither changed and no lock was
+there, and then the log is complete up to the tip. Who can write to the repository can also write its logs: what they say is checked
+against objects, and the tip decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from phionyx_letta.ledger.log.git import GitRepository, is_repository
+from phionyx_letta.letta_code.errors import MemoryUnreadable
+from phionyx_letta.letta_code.objects import Objects
+from phionyx_letta.letta_code.reading import open_regular
+
+__all__ = ["HEAD_LOG", "LogEntry", "LogPlace", "LogRead", "MemoryRepository", "Snapshot"]
+
+HEAD_LOG = "HEAD"
+_ENTRY = re.compile(
+    rb"([0-9a-f]{40}(?:[0-9a-f]{24})?) ([0-9a-f]{40}(?:[0-9a-f]{24})?) .{0,2000}?> (\d{1,12}) [+-]\d{4}(?:\t(.*))?"
+)
+_REF = re.compile(r"ref: (refs/[^\x00-\x20\x7f~^:?*\[\\]{1,1000})\n?")
+_MAX_LINE = 64 << 10
+#: Of a reflog, in one run; what is left is read in the next.
+_MAX_READ = 32 << 20
+_TRIES, _PAUSE = 40, 0.025  # s: how long a reference may be moving
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One line of a reflog: a move of a reference. All of it is a claim."""
+
+    old: str | None
+    new: str | None
+    at: str
+    """UTC, ISO 8601."""
+    action: str
+    """The message up to its first colon: `commit`, `commit (amend)`, `reset`, `merge letta/…`; what follows may be content."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """How far a reflog was read: the offset after the last line, its length and its hash, by which it is found again."""
+
+    offset: int = 0
+    length: int = 0
+    digest: str = ""
+
+    @classmethod
+    def of(cls, stored: Any) -> LogPlace:
+        """From what `stored` gave."""
+        offset, length, digest = stored
+        return cls(int(offset), int(length), str(digest))
+
+    def stored(self) -> list[Any]:
+        """As JSON."""
+        return [self.offset, self.length, self.digest]
+
+
+@dataclass(slots=True)
+class LogRead:
+    """What is new in a reflog."""
+
+    entries: list[LogEntry] = field(default_factory=list)
+    places: list[LogPlace] = field(default_factory=list)
+    """After each entry."""
+    found: bool = True
+    """False: the line read last is not in it any more, and `entries` are all there are."""
+    complete: bool = True
+    """False: there is more than is read in one run."""
+    exists: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """HEAD and its logs at one moment."""
+
+    tip: str | None
+    """The commit; None where there is none yet."""
+    ref: str
+    """The branch HEAD stands for; empty where it is detached."""
+    logs: dict[str, LogRead]
+    """By name: `HEAD_LOG`, and that of the branch."""
+
+
+class MemoryRepository:
+    """A folder with a git repository, opened for reading."""
+
+    def __init__(self, path: Path) -> None:
+        """Find the git directory by its files; no command is run.
+
+        Raises:
+            MemoryUnreadable: there is none.
+        """
+        self.path = path
+        self.git = GitRepository(path)
+        if not is_repository(path):
+            raise MemoryUnreadable(f"there is no git repository at {path}", "check the path of the agent's memory")
+        self.git_dir = _git_dir(path)
+        self.common_dir = _common_dir(self.git_dir)
+
+    def snapshot(self, objects: Objects, places: dict[str, LogPlace]) -> Snapshot:
+        """HEAD's commit and what its logs hold after `places`, as they stand together.
+
+        Raises:
+            MemoryUnreadable: HEAD is neither a commit nor a branch, or git cannot read the repository.
+        """
+        for attempt in range(_TRIES):
+            ref, tip = self._ref(), objects.head()
+            names = [HEAD_LOG, *([ref] if ref else [])]
+            before = self._marks(names)
+            logs = {name: self._log(name, places.get(name, LogPlace())) for name in names}
+            quiet = not any(os.path.lexists(self._file(f"{name}.lock")) for name in names)
+            still = self._marks(names) == before and self._ref() == ref and objects.head() == tip
+            if still and (quiet or attempt == _TRIES - 1):  # a lock that stays was left by a git that was killed
+                return Snapshot(tip, ref, logs)
+            time.sleep(_PAUSE)
+        raise MemoryUnreadable(f"{self.path} keeps changing while it is read", "it is tried again in the next run")
+
+    def shallow(self) -> frozenset[str]:
+        """The commits at which a shallow clone's history was cut off, as the repository claims."""
+        data = _read(self.common_dir / "shallow", _MAX_READ) or b""
+        return frozenset(data.decode("ascii", "replace").split())
+
+    def _ref(self) -> str:
+        data = _read(self.git_dir / "HEAD", 4096)
+        text = (data or b"").decode("utf-8", "replace")
+        if re.fullmatch(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\n?", text):
+            return ""
+        named = _REF.fullmatch(text)
+        if named is None or ".." in named[1] or "//" in named[1]:
+            raise MemoryUnreadable(
+                f"HEAD of {self.path} is neither a commit nor a branch", f"check it: git -C {self.path} status"
+            )
+        return named[1]
+
+    def _file(self, name: str) -> Path:
+        return (self.git_dir if name.startswith(HEAD_LOG) else self.common_dir) / name
+
+    def _marks(self, names: list[str]) -> list[tuple[int, int, int] | None]:
+        return [_mark(self._log_file(name)) for name in names]
+
+    def _log_file(self, name: str) -> Path:
+        return (self.git_dir if name == HEAD_LOG else self.common_dir) / "logs" / name
+
+    def _log(self, name: str, place: LogPlace) -> LogRead:
+        path = self._log_file(name)
+        try:
+            opened = open_regular(path)
+        except (OSError, ValueError):
+            return LogRead(exists=False, found=not place.length)
+        with opened as file:
+            start = _find(file, place)
+            found = LogRead(found=start is not None)
+            for offset, line in _lines(file, start or 0):
+                if offset - (start or 0) > _MAX_READ:
+                    found.complete = False
+                    break
+                entry = _parsed(line)
+                if entry is not None:
+                    found.entries.append(entry)
+                    found.places.append(LogPlace(offset, len(line), hashlib.sha256(line).hexdigest()))
+        return found
+
+
+def _find(file: Any, place: LogPlace) -> int | None:
+    """Where to read on: after the line read last, wherever it stands by now (old lines expire); None if it is gone."""
+    if not place.length:
+        return 0
+    file.seek(max(0, place.offset - place.length))
+    if place.offset >= place.length and hashlib.sha256(file.read(place.length)).hexdigest() == place.digest:
+        return place.offset
+    for offset, line in _lines(file, 0):
+        if len(line) == place.length and hashlib.sha256(line).hexdigest() == place.digest:
+            return offset
+    return None
+
+
+def _lines(file: Any, start: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset after the line, the line) of whole lines; of one that is too long nothing."""
+    file.seek(start)
+    offset, skipping = start, False
+    while line := file.readline(_MAX_LINE):
+        offset += len(line)
+        whole = line.endswith(b"\n")
+        if whole and not skipping:
+            yield offset, line
+        skipping = not whole
+
+
+def _parsed(line: bytes) -> LogEntry | None:
+    match = _ENTRY.fullmatch(line.rstrip(b"\n"))
+    if match is None:
+        return None
+    old, new, seconds, message = match.groups()
+    action = (message or b"").partition(b":")[0][:200].decode("utf-8", "replace")
+    try:
+        at = datetime.fromtimestamp(int(seconds), UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        at = ""
+    return LogEntry(_real(old), _real(new), at, "".join(char if char.isprintable() else "?" for char in action))
+
+
+def _real(oid: bytes) -> str | None:
+    return None if not oid.strip(b"0") else oid.decode("ascii")
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = os.lstat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read(path: Path, most: int) -> bytes | None:
+    """The file's first bytes; None for what is no regular file (a named pipe would never end)."""
+    with contextlib.suppress(OSError, ValueError), open_regular(path) as file:
+        return file.read(most)
+    return None
+
+
+def _git_dir(path: Path) -> Path:
+    """The git directory of a work tree, of a linked one too (its `.git` is a file that names it)."""
+    dot = path / ".git"
+    if not os.path.lexists(dot):
+        return path
+    named = _read(dot, 4096)
+    if named is None or not named.startswith(b"gitdir: "):
+        return dot
+    return path / os.fsdecode(named[8:].strip())
+
+
+def _common_dir(git_dir: Path) -> Path:
+    named = _read(git_dir / "commondir", 4096)
+    return git_dir / os.fsdecode(named.strip()) if named else git_dir

@@ -1,0 +1,128 @@
+"""`code watch`: records memories when they change, and proposes from conversations that ended. Several at once do no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phionyx_letta.errors import PhionyxError, ProposerUnavailable
+from phionyx_letta.letta_code.hooks import Hooks
+from phionyx_letta.letta_code.places import AgentMemory, Home
+from phionyx_letta.letta_code.proposals import Proposals
+from phionyx_letta.letta_code.queue import queue_path, read_notes
+from phionyx_letta.letta_code.sealing import Ingested, ingest, opened_ledger
+from phionyx_letta.letta_code.sessions import Sessions
+from phionyx_letta.plugin.runtime import PluginKey
+from phionyx_letta.settings import Settings
+
+__all__ = ["Pass", "Watch"]
+
+#: Everything is looked at again after so many passes, whatever the files say: a clock may stand still.
+_FULL_EVERY = 150
+
+
+@dataclass
+class Pass:
+    """What one look did."""
+
+    ingested: Ingested | None = None
+    patches: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+class Watch:
+    """Looks again and again."""
+
+    def __init__(
+        self, url: str, key: PluginKey, settings: Settings, home: Home, *, proposer: Any = None, idle: float = 600
+    ) -> None:
+        """Take the ledger's URL, the key, and Letta Code's folders.
+
+        Args:
+            url: of the ledger; patches are kept in it too.
+            key: signs.
+            settings: of PHIONYX_LETTA_*.
+            home: Letta Code's folders.
+            proposer: asked about conversations that ended; None for nobody.
+            idle: how long nothing happens in a conversation before it counts as ended, s.
+        """
+        self._url, self._key, self._settings, self._home = url, key, settings, home
+        self._proposer, self._idle = proposer, idle
+        self._sessions = Sessions(home.backend, settings.home_path())
+        self._marks: dict[str, Any] = {}
+        self._passes = 0
+
+    def run(self, stop: threading.Event, poll: float, told: Callable[[Pass], None]) -> None:
+        """Look every `poll` seconds until told to stop; an error is told and the next look tries again."""
+        while not stop.is_set():
+            told(self.look())
+            stop.wait(poll)
+
+    def look(self) -> Pass:
+        """Record what changed and propose from what ended."""
+        found = Pass()
+        memories = self._home.memories()
+        try:
+            hooks = Hooks(self._home, self._settings.home_path())
+            if hooks.installed:
+                hooks.cover(memories)
+            changed = self._changed(memories)
+            if changed:
+                with opened_ledger(self._url) as ledger:
+                    found.ingested = ingest(ledger, self._key, self._settings, changed)
+                found.errors += [problem["what"] for problem in found.ingested.problems]
+            if self._proposer is not None:
+                self._propose(memories, found)
+        except PhionyxError as error:
+            self._marks.clear()
+            found.errors.append(str(error))
+        return found
+
+    def _changed(self, memories: Sequence[AgentMemory]) -> list[AgentMemory]:
+        self._passes += 1
+        if self._passes % _FULL_EVERY == 0:
+            self._marks.clear()
+        marks = {memory.agent_id: _marks(memory.path) for memory in memories}
+        changed = [memory for memory in memories if self._marks.get(memory.agent_id) != marks[memory.agent_id]]
+        self._marks = marks
+        return changed
+
+    def _propose(self, memories: Sequence[AgentMemory], found: Pass) -> None:
+        ended = {conversation for _, conversation in read_notes(queue_path(self._settings.home_path())).sessions}
+        known = {memory.agent_id: memory for memory in memories}
+        for session in self._sessions.finished(self._idle, ended):
+            if session.agent_id not in known:
+                continue
+            proposals = Proposals(self._url, [known[session.agent_id]], self._key.signer, proposer=self._proposer)
+            try:
+                patches = asyncio.run(
+                    proposals.living.propose_from_session(
+                        f"letta-code:{session.conversation}", session_records=session.records
+                    )
+                )
+            except ProposerUnavailable as error:
+                found.errors.append(str(error))
+                return
+            found.patches += [patch.patch_id for patch in patches]
+            self._sessions.done(session)
+        found.errors += [f"{name}: {why}" for name, why in self._sessions.unknown.items()]
+
+
+def _marks(path: Path) -> list[tuple[int, int] | None]:
+    """What changes when HEAD, its branch or a reflog does."""
+    git = path / ".git"
+    found: list[tuple[int, int] | None] = []
+    for name in ("HEAD", "logs/HEAD", "packed-refs", "refs/heads", "logs/refs/heads"):
+        one = git / name
+        for file in [one, *(sorted(one.glob("*"))[:100] if name.endswith("heads") else [])]:
+            try:
+                state = os.lstat(file)
+                found.append((state.st_mtime_ns, state.st_size))
+            except OSError:
+                found.append(None)
+    return found

@@ -1,0 +1,104 @@
+"""What of an agent's memory is not committed, and so neither in its prompt nor in the ledger.
+
+The files are compared with HEAD byte by byte. `git status` is not asked: a repository can name programs for it to run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from phionyx_letta.letta_code.changes import file_name
+from phionyx_letta.letta_code.errors import ObjectUnreadable, TooManyFiles
+from phionyx_letta.letta_code.objects import SUBMODULE, SYMLINK, Entry, Objects
+from phionyx_letta.letta_code.reading import open_regular
+from phionyx_letta.letta_code.trees import changed_files
+
+__all__ = ["uncommitted"]
+
+#: Files that are looked at, and findings that are told.
+_MOST, _TOLD = 20_000, 200
+_LARGEST = 64 << 20
+
+
+def uncommitted(objects: Objects, path: Path, tip: str | None) -> list[dict[str, Any]]:
+    """Return `{"path", "state"}` for each file that is not what HEAD has: modified, deleted, untracked, not_compared.
+
+    Ignored files count as untracked. At most 200 are told.
+    """
+    root = os.fsencode(path)
+    try:
+        tree = objects.commit(tip).tree if tip else None
+        committed = {name: new for name, _, new in changed_files(objects, None, tree) if new is not None}
+    except (ObjectUnreadable, TooManyFiles) as error:
+        return [{"path": "", "state": "not_compared", "why": error.message}]
+    there, whole = _files(root, {name for name, entry in committed.items() if entry.mode == SUBMODULE})
+    found = []
+    for name in sorted(committed.keys() | there):
+        state = _state(root, name, committed.get(name), name in there)
+        if state is not None:
+            found.append({"path": file_name(name), "state": state})
+    if not whole:
+        found.append({"path": "", "state": "not_compared", "why": f"there are more than {_MOST} files"})
+    return found[:_TOLD]
+
+
+def _state(root: bytes, name: bytes, entry: Entry | None, there: bool) -> str | None:
+    if entry is not None and entry.mode == SUBMODULE:
+        return None
+    if entry is None:
+        return "untracked"
+    if not there:
+        return "deleted"
+    oid = _blob(os.path.join(root, name), entry)
+    return "not_compared" if oid is None else None if oid == entry.oid else "modified"
+
+
+def _files(root: bytes, submodules: set[bytes]) -> tuple[set[bytes], bool]:
+    """Every file below, links included, by its path; and whether these are all."""
+    found: set[bytes] = set()
+    folders = [b""]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(os.path.join(root, folder)) as entries:
+                for entry in entries:
+                    name = folder + entry.name
+                    if entry.name == b".git" or name in submodules:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(name + b"/")
+                    else:
+                        found.add(name)
+                    if len(found) + len(folders) > _MOST:
+                        return found, False
+        except OSError:
+            continue
+    return found, True
+
+
+def _blob(path: bytes, entry: Entry) -> str | None:
+    """The object id the file would have; None if it cannot be told."""
+    digest = hashlib.sha1(usedforsecurity=False) if len(entry.oid) == 40 else hashlib.sha256()
+    try:
+        if stat.S_ISLNK(os.lstat(path).st_mode):
+            if entry.mode != SYMLINK:
+                return ""
+            target = os.readlink(path)
+            digest.update(b"blob %d\0" % len(target) + target)
+            return digest.hexdigest()
+        if entry.mode == SYMLINK:
+            return ""
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno())
+            if found.st_size > _LARGEST:
+                return None
+            digest.update(b"blob %d\0" % found.st_size)
+            while piece := file.read(1 << 18):
+                digest.update(piece)
+    except OSError:
+        return None
+    return digest.hexdigest()

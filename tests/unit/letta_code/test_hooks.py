@@ -1,0 +1,328 @@
+"""Hooks only note; they are merged with what is there, chained to it, and taken out without a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import stat
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from code_rig import AGENT, ENVIRONMENT, KEY, Memory, Recorded, letta
+
+from phionyx_letta.errors import StoreError
+from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.letta_code.hooks import Hooks
+from phionyx_letta.letta_code.ingest import Recorder
+from phionyx_letta.letta_code.places import Home
+from phionyx_letta.letta_code.queue import queue_path, read_notes
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    return tmp_path / "own home's folder"
+
+
+@pytest.fixture
+def home(memory: Memory, tmp_path: Path) -> Home:
+    return Home.find(tmp_path / "letta")
+
+
+@pytest.fixture
+def hooks(home: Home, own: Path) -> Hooks:
+    return Hooks(home, own)
+
+
+def settings_of(home: Home) -> dict[str, object]:
+    found = json.loads((home.letta / "settings.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def event(home: Home, name: str, said: dict[str, object]) -> None:
+    """As Letta Code runs a hook: its command through a shell, JSON on standard input."""
+    entry = settings_of(home)["hooks"][name][-1]["hooks"][0]  # type: ignore[index]
+    done = subprocess.run(["sh", "-c", entry["command"]], input=json.dumps(said).encode(), capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+MINE = '{"theme":"dark",   "hooks": {"PostToolUse":[{"matcher":"Bash","hooks":[{"type":"command","command":"mine"}]}]}}'
+
+
+class TestSettings:
+    @pytest.mark.parametrize("before", [MINE, '{"ü": 1}', "{}\n", None])
+    def test_put_in_and_taken_out_byte_for_byte(self, hooks: Hooks, home: Home, before: str | None) -> None:
+        path = home.letta / "settings.json"
+        if before is not None:
+            path.write_text(before)
+            path.chmod(0o640)
+        assert hooks.install(home.memories()).settings == "installed"
+        installed = path.read_bytes()
+        assert hooks.install(home.memories()).settings == "installed"
+        assert path.read_bytes() == installed, "doing it again changes nothing"
+        if before == MINE:
+            assert settings_of(home)["hooks"]["PostToolUse"][0]["hooks"][0]["command"] == "mine"  # type: ignore[index]
+            assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        hooks.uninstall(home.memories())
+        assert (path.read_text() if path.exists() else None) == before
+
+    def test_what_others_wrote_since_is_kept(self, hooks: Hooks, home: Home) -> None:
+        path = home.letta / "settings.json"
+        path.write_text(MINE)
+        hooks.install(home.memories())
+        path.write_text(json.dumps({**settings_of(home), "lastAgent": "a"}))
+        assert hooks.state(home.memories()).settings == "installed"
+        hooks.uninstall(home.memories())
+        assert settings_of(home) == {**json.loads(MINE), "lastAgent": "a"}
+
+    def test_hooks_the_user_turned_off_stay_off(self, hooks: Hooks, home: Home) -> None:
+        (home.letta / "settings.json").write_text('{"hooks": {"disabled": true}}')
+        assert hooks.install(home.memories()).settings == "disabled"
+        assert settings_of(home)["hooks"]["disabled"] is True  # type: ignore[index]
+        hooks.uninstall(home.memories())
+        assert (home.letta / "settings.json").read_text() == '{"hooks": {"disabled": true}}'
+
+    def test_a_projects_settings_cannot_turn_them_off(self, hooks: Hooks, home: Home) -> None:
+        hooks.install(home.memories())
+        assert settings_of(home)["hooks"]["disabled"] is False  # type: ignore[index]
+
+    @pytest.mark.parametrize("text", ["not json", "[]", '{"hooks": []}', '{"hooks": {"PostToolUse": {}}}'])
+    def test_settings_of_another_shape_are_left_alone(self, hooks: Hooks, home: Home, text: str) -> None:
+        (home.letta / "settings.json").write_text(text)
+        with pytest.raises(StoreError, match=r"settings\.json"):
+            hooks.install(home.memories())
+        assert (home.letta / "settings.json").read_text() == text
+        assert hooks.state(home.memories()).settings == "unreadable"
+
+
+class TestGitHook:
+    def test_chained_to_the_one_that_is_there(self, hooks: Hooks, home: Home, memory: Memory, tmp_path: Path) -> None:
+        hook = memory.path / ".git" / "hooks" / "reference-transaction"
+        log = tmp_path / "log"
+        hook.write_text(
+            f'#!/bin/sh\necho "$1" >>{log}\ncat >>{log}\n[ "$1" = prepared ] && [ -e {tmp_path}/no ] && exit 1\nexit 0\n'
+        )
+        hook.chmod(0o755)
+        mine = hook.read_bytes()
+        assert hooks.install(home.memories()).repositories == {AGENT: "installed"}
+        head = memory.commit({"a.md": "1"})
+        assert f"{head} refs/heads/main" in log.read_text()
+        assert {"prepared", "committed"} <= set(log.read_text().split())
+        (tmp_path / "no").touch()
+        with pytest.raises(AssertionError, match="ref updates aborted by hook"):
+            memory.commit({"a.md": "2"})
+        hooks.uninstall(home.memories())
+        assert hook.read_bytes() == mine
+        assert sorted(path.name for path in hook.parent.glob("reference-transaction*")) == ["reference-transaction"]
+
+    def test_agents_made_later_are_covered(self, hooks: Hooks, home: Home, memory: Memory) -> None:
+        hooks.install(home.memories())
+        later = Memory(home.backend / "memfs" / "agent-later" / "memory")
+        assert hooks.state(home.memories()).repositories == {AGENT: "installed", "agent-later": "missing"}
+        hooks.cover(home.memories())
+        later.commit({"a.md": "1"})
+        assert hooks.state(home.memories()).waiting > 0
+
+    def test_a_link_in_the_repository_leads_nowhere(
+        self, hooks: Hooks, home: Home, memory: Memory, tmp_path: Path
+    ) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        folder = memory.path / ".git" / "hooks"
+        for one in folder.iterdir():
+            one.unlink()
+        folder.rmdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+        assert "is not a folder" in hooks.install(home.memories()).repositories[AGENT]
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+
+    def test_nothing_they_meet_fails_a_commit(self, hooks: Hooks, home: Home, memory: Memory, own: Path) -> None:
+        hooks.install(home.memories())
+        memory.commit({"a.md": "1"})
+        queue_path(own).chmod(0o500)
+        memory.commit({"a.md": "2"})
+        queue_path(own).chmod(0o700)
+        for path in queue_path(own).iterdir():
+            path.unlink()
+        queue_path(own).rmdir()
+        memory.commit({"a.md": "3"})
+        queue_path(own).write_text("a file in its place")
+        memory.commit({"a.md": "4"})
+
+
+class TestGate:
+    def refused(self, memory: Memory, *arguments: str) -> None:
+        head = memory.head()
+        with pytest.raises(AssertionError, match="the gate lets no commit be taken off refs/heads/main"):
+            memory.git(*arguments)
+        assert memory.head() == head
+
+    def test_no_commit_is_taken_off_a_branch(self, hooks: Hooks, home: Home, memory: Memory, tmp_path: Path) -> None:
+        assert hooks.install(home.memories(), gate=True).gate
+        first = memory.commit({"a.md": "1"})
+        memory.commit({"a.md": "2"})
+        self.refused(memory, "commit", "-q", "--amend", "-m", "other")
+        self.refused(memory, "reset", "-q", "--hard", first)
+        self.refused(memory, "update-ref", "refs/heads/main", first)
+        self.refused(memory, "update-ref", "-d", "refs/heads/main")
+        other = Memory(tmp_path / "other")
+        other.commit({"b.md": "1"})
+        self.refused(memory, "fetch", "-q", "--update-head-ok", str(other.path), "+main:main")
+        assert hooks.install(home.memories()).gate, "doing it again changes nothing"
+        assert not hooks.install(home.memories(), gate=False).gate
+        memory.git("reset", "-q", "--hard", first)
+
+    def test_what_only_adds_goes_through(self, hooks: Hooks, home: Home, memory: Memory, tmp_path: Path) -> None:
+        """Reflection too: its own branches come, are rewritten and go."""
+        hooks.install(home.memories(), gate=True)
+        memory.commit({"a.md": "1"})
+        tree = tmp_path / "reflection"
+        memory.git("worktree", "add", "-q", str(tree), "-b", "letta/reflection/1")
+        worktree = Memory(tree, new=False)
+        worktree.commit({"b.md": "1"})
+        worktree.commit({"b.md": "2"}, "amended", "--amend")
+        memory.commit({"a.md": "2"})
+        memory.git("merge", "-q", "--no-edit", "letta/reflection/1")
+        memory.git("worktree", "remove", "--force", str(tree))
+        memory.git("branch", "-q", "-D", "letta/reflection/1")
+        memory.git("revert", "--no-edit", "HEAD~1")
+        memory.git("gc", "-q")
+        memory.git("pack-refs", "--all", "--prune")
+        self.refused(memory, "update-ref", "-d", "refs/heads/main")
+        memory.commit({"a.md": "3"})
+        assert hooks.state(home.memories()).waiting > 0
+
+    def test_an_existing_hook_decides_first(self, hooks: Hooks, home: Home, memory: Memory, tmp_path: Path) -> None:
+        hook = memory.path / ".git" / "hooks" / "reference-transaction"
+        hook.write_text(f"#!/bin/sh\ncat >>{tmp_path}/log\nexit 0\n")
+        hook.chmod(0o755)
+        hooks.install(home.memories(), gate=True)
+        head = memory.commit({"a.md": "1"})
+        assert f"{head} refs/heads/main" in (tmp_path / "log").read_text()
+        self.refused(memory, "commit", "-q", "--amend", "-m", "other")
+        hooks.uninstall(home.memories())
+        memory.git("commit", "-q", "--amend", "-m", "other")
+
+
+class TestReport:
+    def told(self, home: Home, agent: str = AGENT) -> str:
+        entry = settings_of(home)["hooks"]["SessionStart"][-1]["hooks"][0]  # type: ignore[index]
+        given = json.dumps({"event_type": "SessionStart", "agent_id": agent}).encode()
+        environment = {**os.environ, "PHIONYX_LETTA_SIGNING_KEY": "22" * 32}
+        done = subprocess.run(["sh", "-c", entry["command"]], input=given, capture_output=True, env=environment)
+        assert (done.returncode, done.stderr) == (0, b"")
+        return done.stdout.decode()
+
+    @pytest.mark.slow
+    def test_what_differs_is_told_when_a_session_starts(
+        self, hooks: Hooks, home: Home, memory: Memory, own: Path
+    ) -> None:
+        assert hooks.install(home.memories(), report=True).report
+        memory.commit({"a.md": "1"})
+        own.mkdir(exist_ok=True)
+        with closing(SqlLedger(f"sqlite:///{own / 'ledger.db'}")) as ledger:
+            Recorder(ledger, KEY).record(AGENT, memory.path)
+            assert self.told(home) == "", "nothing is said where all is well"
+            memory.git("commit", "-q", "--amend", "-m", "other")
+            assert "does not lead on from what was recorded" in self.told(home)
+        assert "was not compared" in self.told(home, "agent-nobody")
+        assert not hooks.install(home.memories(), report=False).report
+        assert "SessionStart" not in settings_of(home)["hooks"]  # type: ignore[operator]
+
+    def test_the_users_own_stay(self, hooks: Hooks, home: Home) -> None:
+        mine = '{"hooks": {"SessionStart": [{"hooks": [{"type": "command", "command": "mine"}]}]}}'
+        (home.letta / "settings.json").write_text(mine)
+        hooks.install(home.memories(), report=True)
+        assert [one["hooks"][0]["command"] == "mine" for one in settings_of(home)["hooks"]["SessionStart"]] == [  # type: ignore[index]
+            True,
+            False,
+        ]
+        hooks.uninstall(home.memories())
+        assert (home.letta / "settings.json").read_text() == mine
+
+
+class TestNotes:
+    def test_a_commit_gets_its_conversation_and_its_tool_call(
+        self, hooks: Hooks, home: Home, memory: Memory, own: Path, recorded: Recorded
+    ) -> None:
+        hooks.install(home.memories())
+        os.environ.update(LETTA_AGENT_ID=AGENT, LETTA_CONVERSATION_ID="conv-1")
+        ENVIRONMENT.update(LETTA_AGENT_ID=AGENT, LETTA_CONVERSATION_ID="conv-1")
+        try:
+            head = memory.commit({"a.md": "1"})
+        finally:
+            for name in ("LETTA_AGENT_ID", "LETTA_CONVERSATION_ID"):
+                del os.environ[name], ENVIRONMENT[name]
+        time.sleep(0.02)
+        event(
+            home,
+            "PostToolUse",
+            {"agent_id": AGENT, "tool_name": "Bash", "tool_call_id": "call-1", "tool_input": {"x": "secret"}},
+        )
+        time.sleep(0.02)
+        event(home, "PostToolUse", {"agent_id": AGENT, "tool_name": "Read", "tool_call_id": "call-2"})
+        event(home, "SessionEnd", {"agent_id": AGENT, "conversation_id": "conv-1"})
+        plain = memory.commit({"a.md": "2"})
+        notes = read_notes(queue_path(own))
+        assert notes.sessions == [(AGENT, "conv-1")]
+        Recorder(recorded.ledger, KEY, notes=notes).record(AGENT, memory.path)
+        said = {letta(one)["commit"]: letta(one) for one in recorded.envelopes()}
+        assert {name: said[head][name] for name in ("conversation_id", "tool", "tool_call_id", "attribution")} == {
+            "conversation_id": "conv-1",
+            "tool": "Bash",
+            "tool_call_id": "call-1",
+            "attribution": "hooks",
+        }
+        assert "conversation_id" not in said[plain]
+        assert "secret" not in json.dumps(said)
+
+    def test_old_notes_go(self, own: Path) -> None:
+        queue_path(own).mkdir(parents=True)
+        old, new = queue_path(own) / "n.1.0", queue_path(own) / "n.2.0"
+        for path in (old, new):
+            path.write_text("ref\nagent\nconv\n")
+        os.utime(old, (1, 1))
+        read_notes(queue_path(own)).forget_old()
+        assert (old.exists(), new.exists()) == (False, True)
+
+    @pytest.mark.parametrize(
+        "text", [b"", b"\xff\xff", b"ref", b"tool\n{", b"tool\n[]", b"tool\n" + b"[" * 100_000, b"session\n{}"]
+    )
+    def test_notes_of_any_shape_harm_nothing(self, own: Path, text: bytes) -> None:
+        queue_path(own).mkdir(parents=True)
+        (queue_path(own) / "n.1.0").write_bytes(text)
+        os.mkfifo(queue_path(own) / "n.2.0")
+        assert read_notes(queue_path(own)).about(AGENT, "x") == {}
+
+    def test_the_queue_does_not_grow_without_end(self, hooks: Hooks, home: Home, own: Path) -> None:
+        hooks.install(home.memories())
+        for number in range(2100):
+            (queue_path(own) / f"n.x.{number}").touch()
+        event(home, "PostToolUse", {"agent_id": AGENT})
+        assert hooks.state([]).waiting == 2100
+
+    def test_a_hook_takes_no_time(self, hooks: Hooks, home: Home) -> None:
+        """In processor time, which a busy machine does not decide; both commands are what Letta Code and git run."""
+        hooks.install(home.memories())
+        entry = settings_of(home)["hooks"]["PostToolUse"][-1]["hooks"][0]  # type: ignore[index]
+        hook = home.memories()[0].path / ".git" / "hooks" / "reference-transaction"
+        zero, one = "0" * 40, "1" * 40
+        commands = {
+            "PostToolUse": (["sh", "-c", entry["command"]], b'{"agent_id":"a"}'),
+            "reference-transaction": ([str(hook), "committed"], f"{zero} {one} refs/heads/main\n".encode()),
+        }
+        for name, (command, given) in commands.items():
+            taken = []
+            for _ in range(100):
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                subprocess.run(command, input=given, check=True)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            p99 = sorted(taken)[98]
+            print(f"\n{name}: median {sorted(taken)[50] * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms of the processor")
+            assert p99 < 0.05
+            assert sys.executable not in Path(hook).read_text()

@@ -1,0 +1,169 @@
+"""Watching: what changes is recorded, what ended is proposed from, and the command line's own behaviour."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from code_rig import AGENT, KEY, SIGNER, Memory
+from test_target import HUMAN, Proposer, a_patch
+from typer.testing import CliRunner
+
+from phionyx_letta.cli.app import app
+from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.letta_code.places import Home
+from phionyx_letta.letta_code.proposals import Proposals
+from phionyx_letta.letta_code.sessions import Sessions
+from phionyx_letta.letta_code.watching import Watch
+from phionyx_letta.settings import Settings
+
+
+@pytest.fixture
+def home(memory: Memory, tmp_path: Path) -> Home:
+    memory.commit({"human.md": HUMAN, "MEMORY.md": "index\n"})
+    return Home.find(tmp_path / "letta")
+
+
+@pytest.fixture
+def watch(home: Home, tmp_path: Path) -> Watch:
+    settings = Settings(home=str(tmp_path / "own"))
+    url = f"sqlite:///{tmp_path / 'own' / 'ledger.db'}"
+    return Watch(url, KEY, settings, home, proposer=Proposer(), idle=100)
+
+
+def transcript(home: Home, *messages: dict[str, Any], version: int = 3, name: str = "Y29udg") -> Path:
+    """As Letta Code 0.34.12 writes it."""
+    path = home.backend / "conversations" / name / "messages.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [{"type": "session", "version": version, "id": "local-conv-1"}]
+    lines += [{"type": "message", "id": f"m{number}", "message": one} for number, one in enumerate(messages)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def said(role: str, *texts: str) -> dict[str, Any]:
+    return {
+        "role": role,
+        "content": [{"type": "text", "text": text} for text in texts],
+        "metadata": {"agent_id": AGENT},
+    }
+
+
+def test_a_change_is_recorded_once(watch: Watch, memory: Memory) -> None:
+    first = watch.look()
+    assert first.ingested is not None
+    assert (first.ingested.envelopes, first.errors) == (2, [])
+    assert watch.look().ingested is None
+    memory.commit({"human.md": HUMAN + "tea\n"})
+    again = watch.look()
+    assert again.ingested is not None
+    assert again.ingested.envelopes == 1
+
+
+def test_a_conversation_that_is_idle_is_proposed_from_once(watch: Watch, home: Home) -> None:
+    path = transcript(home, said("user", "<system-reminder>x</system-reminder>", "I like tea"), said("assistant", "ok"))
+    assert watch.look().patches == [], "it goes on"
+    os.utime(path, (1, 1))
+    sessions = list(Sessions(home.backend, home.letta).finished(100, set()))
+    assert [one["role"] for one in sessions[0].records] == ["system", "user", "assistant"]
+    assert watch.look().patches == [], "a fact has to come up in three conversations"
+    for number in range(2):
+        os.utime(transcript(home, said("user", "I like tea"), name=f"c{number}"), (1, 1))
+        text = path.parent.with_name(f"c{number}") / "messages.jsonl"
+        text.write_text(text.read_text().replace("local-conv-1", f"local-conv-{number + 2}"))
+        os.utime(text, (1, 1))
+    assert len(watch.look().patches) == 1
+    assert watch.look().patches == []
+
+
+def test_a_transcript_of_another_version_is_told_not_guessed(watch: Watch, home: Home) -> None:
+    os.utime(transcript(home, said("user", "I like tea"), version=4), (1, 1))
+    assert any("version 4" in error for error in watch.look().errors)
+    os.utime(transcript(home, said("user", "x"), name="other"), (1, 1))
+    (home.backend / "conversations" / "other" / "messages.jsonl").write_text("no json\n")
+    os.utime(home.backend / "conversations" / "other" / "messages.jsonl", (1, 1))
+    assert any("unknown form" in error for error in watch.look().errors)
+
+
+def test_a_memory_that_cannot_be_read_holds_up_no_other(watch: Watch, home: Home, memory: Memory) -> None:
+    (home.backend / "memfs" / "agent-broken" / "memory").mkdir(parents=True)
+    found = watch.look()
+    assert found.ingested is not None
+    assert found.ingested.envelopes == 2
+    assert ["no git repository" in error for error in found.errors] == [True]
+
+
+class TestCommands:
+    def run(self, tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+        environment = {"PHIONYX_LETTA_HOME": str(tmp_path / "own"), "PHIONYX_LETTA_SIGNING_KEY": "22" * 32}
+        where = ["--letta-dir", str(tmp_path / "letta"), "--json"]
+        done = CliRunner().invoke(app, ["code", *arguments, *where], env=environment)
+        return done.exit_code, json.loads(done.stdout)
+
+    def test_one_after_the_other(self, home: Home, memory: Memory, tmp_path: Path) -> None:
+        code, page = self.run(tmp_path, "status")
+        assert (code, page["settings"], page["repositories"]) == (2, "no settings", {AGENT: "missing"})
+        assert self.run(tmp_path, "install")[0] == 0
+        assert self.run(tmp_path, "verify")[0] == 2
+        code, page = self.run(tmp_path, "ingest")
+        assert (code, page["envelopes"], page["checkpoint"]) == (0, 2, 2)
+        assert page["agents"][0]["layout"] == "v2"
+        assert self.run(tmp_path, "ingest")[1]["checkpoint"] is None
+        code, page = self.run(tmp_path, "verify")
+        assert (code, page["agents"][0]["status"]) == (0, "ok")
+        memory.git("commit", "-q", "--amend", "--allow-empty", "-m", "other")
+        assert self.run(tmp_path, "verify")[1]["agents"][0]["status"] == "rewritten"
+        assert self.run(tmp_path, "uninstall")[0] == 0
+
+    def test_an_applied_patch_names_the_newest_envelope(self, home: Home, memory: Memory, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path / 'own' / 'ledger.db'}"
+        assert self.run(tmp_path, "ingest")[0] == 0
+        memory.commit({"MEMORY.md": "index 2\n"})  # not recorded yet
+        proposals = Proposals(url, home.memories(), SIGNER)
+        patch = a_patch(proposals)
+        code, page = self.run(tmp_path, "apply", patch.patch_id, "--by", "rita")
+        assert (code, page["status"], page["envelopes"]) == (0, "applied", 1)
+        with closing(SqlLedger(url)) as ledger:
+            *_, before, last = ledger.iter_chain(AGENT)
+        trailers = dict(last["subject"]["metadata"]["letta"]["claims"]["trailers"])
+        assert trailers == {
+            "Phionyx-Patch": patch.patch_id,
+            "Phionyx-Reviewer": "rita",
+            "Phionyx-Envelope": before["integrity"]["current"],
+        }
+
+    def test_used_wrongly(self, home: Home, tmp_path: Path) -> None:
+        assert "no memory of nobody" in self.run(tmp_path, "ingest", "--agent", "nobody")[1]["error"]
+        assert "--memory is of one agent" in self.run(tmp_path, "ingest", "--memory", "/x")[1]["error"]
+        assert "is a folder" in self.run(tmp_path, "ingest", "--ledger", str(tmp_path))[1]["error"]
+        code, page = self.run(tmp_path, "ingest", "--agent", "x", "--memory", str(tmp_path))
+        assert code == 1
+        assert "no git repository" in page["problems"][0]["what"]
+
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        assert self.run(tmp_path, "ingest")[0] == 2
+
+
+@pytest.mark.slow
+def test_the_service_ends_when_told(home: Home, memory: Memory, tmp_path: Path) -> None:
+    environment = {**os.environ, "PHIONYX_LETTA_HOME": str(tmp_path / "own"), "PHIONYX_LETTA_SIGNING_KEY": "22" * 32}
+    arguments = ["code", "watch", "--poll", "0.1", "--json", "--letta-dir", str(home.letta)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phionyx_letta.cli", *arguments], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["envelopes"] == 2
+    memory.commit({"human.md": HUMAN + "tea\n"})
+    assert json.loads(process.stdout.readline())["envelopes"] == 1
+    process.send_signal(signal.SIGTERM)
+    started = time.monotonic()
+    assert process.wait(30) == 0
+    assert time.monotonic() - started < 30
