@@ -106,6 +106,11 @@ class MemfsTarget:
         self._base: str | None = None
 
     @property
+    def name(self) -> str:
+        """What `MemfsTargets.resolve` finds it by."""
+        return f"{self._memory.agent_id}/{self._path}"
+
+    @property
     def identity(self) -> str:
         """As the ledger names the block."""
         return block_id(self._memory.agent_id, file_name(self._path.encode()))
