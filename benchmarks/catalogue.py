@@ -199,9 +199,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         at_most("bundle-script", "the verifier in the bundle, every signature", "envelopes/s", None, evidence.script),
         at_most("bundle-memory", "growth of memory, bundles of 10 000 to 100 000", "MB", 4, evidence.memory),
         at_least("code-ingest", "10 000 commits recorded, one git process each / ours", "x", 10, letta_code.ingest),
-        at_most("code-again", "a recorded memory looked at again", "ms", 100, letta_code.again),
+        at_most("code-again", "a recorded memory looked at again, processor time", "ms", 100, letta_code.again),
         at_most("code-memory", "growth of memory, 1 000 to 10 000 commits", "MB", 24, letta_code.memory),
-        at_most("code-hook", "p99 of the slower hook of Letta Code", "ms", 50, letta_code.hook),
+        at_most("code-hook", "p99 of the slower hook of Letta Code, processor time", "ms", 50, letta_code.hook),
         at_most("import", "import phionyx_letta, above a bare start of Python", "ms", 100, library.import_time),
     )
 }
