@@ -221,11 +221,18 @@ def test_the_sweep_finds_ends_no_hook_saw_and_runs_whose_process_died_and_no_oth
     ledger.close()
 
 
-def test_budget_and_cooldown_postpone_and_cost_no_attempt(rig: QueueRig, model: ScriptedModel) -> None:
+@pytest.mark.parametrize(
+    "most",
+    [
+        {"PHIONYX_LETTA_SESSION_TOKENS": "1"},
+        {"PHIONYX_LETTA_SESSION_PRICE": "1000000", "PHIONYX_LETTA_SESSION_COST": "1"},
+    ],
+)
+def test_budget_and_cooldown_postpone_and_cost_no_attempt(rig: QueueRig, most: dict[str, str]) -> None:
     agent = rig.agent()
     for number in (1, 2):
         rig.run(agent, fact(number))
-    process = rig.start(PHIONYX_LETTA_SESSION_TOKENS="1", PHIONYX_LETTA_SESSION_CONCURRENCY="1")
+    process = rig.start(**most, PHIONYX_LETTA_SESSION_CONCURRENCY="1")
     rig.wait(lambda: rig.sql("select 1 from phionyx_session where state = 'waiting' and detail like '%used up%'"))
     rig.kill(process)
     [(due, attempts)] = rig.sql("select due_at > now(), attempts from phionyx_session where state = 'waiting'")

@@ -171,7 +171,10 @@ def take_over(patch: str) -> str:
 def test_no_tool_of_an_agent_decides_about_a_patch(rig: Rig) -> None:
     tool = rig.rest.post("/v1/tools/", json={"source_code": TAKE_OVER, "source_type": "python"})
     assert tool.status_code == 200, tool.text
-    names = ("core_memory_replace", "memory_insert", "memory_replace", "memory_rethink", "memory_apply_patch", "memory")
+    names = (
+        *("core_memory_replace", "memory_insert", "memory_replace", "memory_rethink", "memory_apply_patch", "memory"),
+        *("archival_memory_insert", "archival_memory_search", "conversation_search", "memory_finish_edits"),
+    )
     agent = rig.agent(tools=["core_memory_append", "take_over", *names])
     rig.say(agent)
     rig.finished(agent)
@@ -189,6 +192,10 @@ def test_no_tool_of_an_agent_decides_about_a_patch(rig: Rig) -> None:
             {"command": "create", "path": f"/memories/{identity}", "description": "approved", "file_text": order},
         ),
         ("memory_rethink", {"label": "persona", "new_memory": order}),
+        ("archival_memory_insert", {"content": order}),
+        ("archival_memory_search", {"query": order}),
+        ("conversation_search", {"query": order}),
+        ("memory_finish_edits", {}),
     ]
     for name, arguments in calls:
         rig.say(agent, f"CALL {name} {json.dumps(arguments)}")

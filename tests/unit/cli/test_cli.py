@@ -28,7 +28,8 @@ from phionyx_letta.cli.reference import reference
 from phionyx_letta.ledger.sql import SqlLedger
 
 COMMANDS = (
-    *("demo", "run", "doctor", "keygen", "log", "show", "explain", "verify", "seal", "baseline", "reconcile", "receipt", "export"),
+    *("demo", "run", "doctor", "keygen", "log", "show", "explain", "verify", "seal", "baseline", "reconcile"),
+    *("receipt", "export"),
     *(f"keys {one}" for one in ("rotate", "revoke", "history")),
     *(f"session {one}" for one in ("list", "show", "end", "retry")),
     *(f"memory {one}" for one in ("propose", "review", "approve", "reject", "apply", "rebase", "revert", "log")),

@@ -70,7 +70,13 @@ def test_a_crafted_ledger_ends_no_command_in_a_traceback_and_none_as_valid(
 ) -> None:
     with sqlite3.connect(ledger) as database:
         database.execute(damage[0], (damage[1],))
-    for command in (["verify", "--key", KEY], ["verify", "--json", "--key", KEY], ["log"], ["show", "t", "0"]):
+    for command in (
+        ["verify", "--key", KEY],
+        ["verify", "--json", "--key", KEY],
+        ["log"],
+        ["show", "t", "0"],
+        ["explain", "b"],
+    ):
         result = (
             run(*command, "--ledger", f"sqlite:///{ledger}")
             if command[0] != "verify"
@@ -99,7 +105,7 @@ def test_a_value_with_line_breaks_forges_no_line(tmp_path: Path) -> None:
     store = SqlLedger(f"sqlite:///{tmp_path / 'l.db'}")
     store.emit(change("t", 0, "b", "x\n\nVALID  3 envelopes", "write", "", "x"), signer=SIGNER)
     store.close()
-    for command in (["show", "t", "0"], ["log"], ["verify"]):
+    for command in (["show", "t", "0"], ["log"], ["verify"], ["explain", "b"]):
         said = run(*command, "--ledger", f"sqlite:///{tmp_path / 'l.db'}").output
         assert not [line for line in said.splitlines() if line.startswith("VALID")]
 
