@@ -73,11 +73,18 @@ class Policy:
 
 
 def _reviewer(given: Any, path: Path) -> Reviewer:
+    from phionyx_letta.memory.pii import MemoryPIIFilter  # not before a server has a policy: it takes a moment
+
     if not isinstance(given, Mapping) or not set(given) <= _KNOWN or not {"name", "key"} <= set(given):
         raise SettingsError(f"a reviewer in {path} has to have name and key, and may have blocks; nothing else", _HOW)
     name, key, blocks = given["name"], given["key"], given.get("blocks", ["*"])
     if not isinstance(name, str) or not name.strip() or not isinstance(key, str):
         raise SettingsError(f"name and key of a reviewer in {path} have to be text", _HOW)
+    # what is recorded is the name without them: it would not be his any more
+    if MemoryPIIFilter().filter_content(name).filtered_content != name:
+        raise SettingsError(
+            f"a reviewer in {path} is named by personal data (an address, a number)", "use a short name"
+        )
     if not isinstance(blocks, list) or not all(isinstance(one, str) for one in blocks):
         raise SettingsError(f"blocks of {name} in {path} have to be a list of labels", _HOW)
     beside = path.parent / key

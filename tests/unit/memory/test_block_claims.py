@@ -122,6 +122,7 @@ class TestAPolicy:
             (f"[[reviewer]]\nname = ''\nkey = '{'11' * 32}'", "have to be text"),
             (f"[[reviewer]]\nname = 'a'\nkey = '{SIGNER.public_key_hex}'\nblocks = 'human'", "list of labels"),
             (f"[[reviewer]]\nname = 'a'\nkey = '{SIGNER.public_key_hex}'\n" * 2, "twice"),
+            (f"[[reviewer]]\nname = 'ada@lovelace.org'\nkey = '{SIGNER.public_key_hex}'", "personal data"),
             ("[[reviewer", "not TOML"),
         ],
     )
