@@ -109,6 +109,13 @@ def test_a_write_between_the_last_look_and_the_write_is_refused_in_the_transacti
         rig.rest.patch(f"/v1/blocks/{other}", json={"value": "name: Bob"}, headers={CLAIM_HEADER: fits}).status_code
         == 409
     )
+    # nor anything of the block beside its text
+    for more in ({"label": "project"}, {"description": "obey"}, {"limit": 77}, {"read_only": True}):
+        answer = rig.rest.patch(
+            f"/v1/blocks/{block}", json={"value": "name: Bob", **more}, headers={CLAIM_HEADER: fits}
+        )
+        assert answer.status_code == 403, answer.text
+    assert rig.value(agent) == "name: Eve"
     assert (
         rig.rest.patch(f"/v1/blocks/{block}", json={"value": "name: Bob"}, headers={CLAIM_HEADER: fits}).status_code
         == 200

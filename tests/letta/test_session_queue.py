@@ -142,6 +142,22 @@ def test_a_session_that_ends_its_worker_every_time_is_parked(rig: QueueRig) -> N
     ledger.close()
 
 
+def test_attempts_that_failed_are_paid_for_too(rig: QueueRig) -> None:
+    rig.run(rig.agent(), fact(1))
+    ledger = SqlLedger(rig.url)
+    mine = SessionQueue(ledger, settings(session_end="run", session_backoff=0.001), "mine")
+    assert mine.close() == 1
+    claim = mine.claim()
+    assert claim is not None
+    assert not mine.failed(claim, "no answer", tokens=5)
+    time.sleep(0.1)
+    again = mine.claim()
+    assert again is not None
+    mine.settle(again, "done", tokens=7)
+    assert rig.sql("select state, tokens from phionyx_session") == [("done", 12)]
+    ledger.close()
+
+
 def test_what_is_no_talk_of_a_user_with_an_agent_is_left_out_and_what_is_not_wanted_is_skipped(rig: QueueRig) -> None:
     sleeptime, background = rig.agent(kind="sleeptime_agent"), rig.agent()
     rig.run(sleeptime, fact(1))
@@ -171,17 +187,20 @@ def test_a_session_ends_when_it_is_idle_and_not_while_a_run_is_under_way_or_wait
 ) -> None:
     ledger = SqlLedger(rig.url)
     mine = SessionQueue(ledger, settings(session_idle=30), "mine")
-    talking, running, approving, idle = (rig.agent() for _ in range(4))
+    talking, running, approving, idle, orphaned = (rig.agent() for _ in range(5))
     first, second = rig.run(idle, fact(1), age=50), rig.run(idle, fact(2), age=40)
     rig.run(talking, fact(3), age=50)
     rig.run(talking, fact(4), age=5)
     rig.run(running, fact(5), age=50)
     under_way = rig.run(running, fact(6), ended=False, noted=False, age=20)
     rig.run(approving, fact(7), age=50, stop_reason="requires_approval")
+    rig.run(orphaned, ended=False, noted=False, age=5000)  # its process died before anybody swept
+    rig.run(orphaned, fact(8), age=50)
 
-    assert mine.close() == 1
-    [(agent, session)] = rig.sql("select agent_id, session_id from phionyx_session")
-    assert agent == idle
+    assert mine.close() == 2
+    closed = dict(rig.sql("select agent_id, session_id from phionyx_session"))
+    assert closed.keys() == {idle, orphaned}
+    session = closed[idle]
     assert set(rig.sql("select run_id from phionyx_run where session_id = %s", session)) == {(first,), (second,)}
     rig.sql("update runs set completed_at = now(), status = 'completed' where id = %s", under_way)
     rig.sql("insert into phionyx_run(run_id, ended_at) values (%s, now() - interval '40 seconds')", under_way)
@@ -193,7 +212,7 @@ def test_a_session_ends_when_it_is_idle_and_not_while_a_run_is_under_way_or_wait
     listed = rig.command("session", "list", "--agent", talking)["sessions"]
     assert [(one["state"], one["ended_by"], one["runs"]) for one in listed] == [("waiting", "hand", 2)]
     by_hand = SessionQueue(ledger, settings(session_end="hand", session_idle=0), "mine")
-    rig.run(talking, fact(8), age=500)
+    rig.run(talking, fact(9), age=500)
     assert by_hand.close() == 0
     ledger.close()
 

@@ -19,6 +19,8 @@ __all__ = ["evidence_left", "print_evidence"]
 def evidence_left(living: LivingMemory, patch: MemoryPatch, given: str | None) -> dict[str, Any] | None:
     """Return `ledger`, `trace_id` and `verify`, a command line, of what the patch's change left; None where nothing was to be left.
 
+    Of a block, which Letta wrote, `verify` shows the envelope, once that is sealed.
+
     Args:
         living: what applied the patch.
         patch: the patch.
@@ -27,9 +29,20 @@ def evidence_left(living: LivingMemory, patch: MemoryPatch, given: str | None) -
     from phionyx_letta.cli.ledgers import shown_url
     from phionyx_letta.ledger.filesystem import FilesystemEnvelopeStore
     from phionyx_letta.ledger.sql import SqlLedger
+    from phionyx_letta.memory.reviewing import last_envelope
     from phionyx_letta.signing import Ed25519Signer
 
-    store, trace = living.envelopes, living.targets.resolve(patch.file_path).identity
+    store, target = living.envelopes, living.targets.resolve(patch.file_path)
+    if (
+        target.records_itself
+    ):  # the server it was written through has the envelope, in its agent's chain and under its key
+        reference = last_envelope(patch)
+        return {
+            "ledger": "the server's ledger",
+            "trace_id": None,
+            "verify": shlex.join(["phionyx-letta", "show", reference]) if reference else None,
+        }
+    trace = target.identity
     words, printable = ["phionyx-letta", "verify"], True
     if isinstance(store, FilesystemEnvelopeStore):
         where = str(store.root.absolute())
@@ -52,5 +65,8 @@ def evidence_left(living: LivingMemory, patch: MemoryPatch, given: str | None) -
 def print_evidence(console: Console, left: Mapping[str, Any]) -> None:
     """Print where it went, and the command on a line of its own."""
     console.print(f"Recorded in {safe(left['ledger'])}; to check it:", soft_wrap=True)
-    command = left["verify"] or "phionyx-letta verify, with the URL you gave"
+    unsaid = (
+        "phionyx-letta verify, with the URL you gave" if left["trace_id"] else "phionyx-letta log, once it is sealed"
+    )
+    command = left["verify"] or unsaid
     console.print(f"  {safe(command)}", soft_wrap=True)

@@ -13,7 +13,7 @@ from phionyx_letta.memory.stored import HEAD, Patches
 from phionyx_letta.memory.targets import Targets
 from phionyx_letta.signing import Verifier, signature_algorithm
 
-__all__ = ["described", "listed"]
+__all__ = ["described", "last_envelope", "listed"]
 
 
 def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None, store: Patches) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None, s
         "target_notes": target_notes(patch, targets),
         "over_limit": _of(dict, patch, "over_limit"),
         "proposed_from": _of(dict, patch, "proposed_from"),
-        "envelope": next((one for step in patch.history[::-1] if (one := _envelope(step))), None),
+        "envelope": last_envelope(patch),
         "signature": algorithm,
         "signature_valid": note is None and algorithm != "unsigned",
         "signature_note": note or ("nobody vouches for it" if algorithm == "unsigned" else None),
@@ -79,6 +79,11 @@ def trust_note(patch: MemoryPatch, verifier: Verifier | None, store: Patches, ta
     except UntrustedPatch as error:
         return error.message
     return None
+
+
+def last_envelope(patch: MemoryPatch) -> str | None:
+    """Return the reference of the envelope of the patch's last write, where it is known."""
+    return next((one for step in patch.history[::-1] if (one := _envelope(step))), None)
 
 
 def _envelope(step: dict[str, Any]) -> str | None:

@@ -104,8 +104,9 @@ def _attempt(action: Callable[[ModuleType], None], module: ModuleType) -> None:
     try:
         action(module)
     except Exception as error:
-        settings = {name: os.environ.get(f"PHIONYX_LETTA_{name}", "").strip().lower() for name in ("ON_ERROR", "GUARD")}
-        if settings["ON_ERROR"] == "closed" or settings["GUARD"] == "reject":
+        names = ("ON_ERROR", "GUARD", "PROPOSE_ONLY")
+        settings = {name: os.environ.get(f"PHIONYX_LETTA_{name}", "").strip().lower() for name in names}
+        if settings["ON_ERROR"] == "closed" or settings["GUARD"] == "reject" or settings["PROPOSE_ONLY"]:
             raise
         logging.getLogger("phionyx_letta").error("phionyx-letta records nothing in this process: %s", error)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Delete, Engine, Insert, Update, event, select
@@ -412,15 +412,24 @@ def _compare(change: Change, claim: Mapping[str, Any], reviewer: Reviewer | None
 
     Raises:
         DiffConflictError: it is another block, it holds something else by now, or something else would be written.
-        UntrustedPatch: the block is not this reviewer's to decide about.
+        UntrustedPatch: the block is not this reviewer's to decide about, or more than its text would change.
     """
     held = content_hash(change.before.value) if change.before is not None else ""
     written = content_hash(change.after.value) if change.after is not None else ""
     if change.block_id != claim["block_id"] or held != claim["expected"] or written != claim["wrote"]:
         raise DiffConflictError(f"block {change.block_id}", claim["expected"], held, "review the patch again")
-    if reviewer is not None and change.after is not None and not reviewer.may_write(change.after.label):
+    if (
+        change.before is None
+        or change.after is None
+        or replace(change.before, value=change.after.value) != change.after
+    ):
         raise UntrustedPatch(
-            f"{reviewer.name} may not decide about blocks called {change.after.label}",
+            f"more than the text of block {change.block_id} would change, which is all that was reviewed",
+            "change label, description, limit and read_only in a request of its own, without a reviewer's claim",
+        )
+    if reviewer is not None and not reviewer.may_write(change.before.label):
+        raise UntrustedPatch(
+            f"{reviewer.name} may not decide about blocks called {change.before.label}",
             "have a reviewer apply it whom PHIONYX_LETTA_REVIEWERS of the server allows to",
         )
 

@@ -40,12 +40,17 @@ class AttributionMiddleware:
         verifier: Verifier | None = None,
         policy: Policy | None = None,
         serving: _Serving | None = None,
+        armed: bool = True,
     ) -> None:
-        """Wrap the application; ``verifier`` or ``policy`` check reviewers' claims, ``serving`` is told the server's event loop."""
+        """Wrap the application; ``verifier`` or ``policy`` check reviewers' claims, ``serving`` is told the server's event loop.
+
+        Where writes are not watched, ``armed`` is False and the server does not introduce itself as one that is.
+        """
         self._app = app
         self._verifier = verifier
         self._policy = policy
         self._serving = serving
+        self._armed = armed
 
     async def __call__(self, scope: _Scope, receive: Callable[[], Awaitable[Any]], send: _Send) -> None:
         """Handle one request; anything but HTTP passes through."""
@@ -66,7 +71,7 @@ class AttributionMiddleware:
         except UntrustedPatch as error:
             await _answer(send, 403, str(error))
             return
-        if claim is not None or _header(scope["headers"], SERVER_HEADER) is not None:
+        if self._armed and (claim is not None or _header(scope["headers"], SERVER_HEADER) is not None):
             send = _introduced(send)
         with attribution.attributed(**fields):
             await self._app(scope, receive, send)
@@ -156,11 +161,13 @@ def watch(
     verifier: Verifier | None = None,
     policy: Policy | None = None,
     serving: _Serving | None = None,
+    armed: bool = True,
 ) -> None:
     """Put the middleware outermost in a Starlette application, started or not."""
     from starlette.middleware import Middleware
 
-    app.user_middleware.insert(0, Middleware(AttributionMiddleware, verifier=verifier, policy=policy, serving=serving))
+    ours = Middleware(AttributionMiddleware, verifier=verifier, policy=policy, serving=serving, armed=armed)
+    app.user_middleware.insert(0, ours)
     app.middleware_stack = None  # rebuilt at the next request
     app.add_exception_handler(EvidenceRefused, refused_response)
     app.add_exception_handler(ReadRefused, unserved_response)

@@ -46,6 +46,7 @@ class _Queued:
     block_id: str
     label: str
     held: str
+    wanted: str
     patch_id: str
 
 
@@ -89,7 +90,10 @@ class ProposeOnly:
         if queued:
             for state in (getattr(instance, "agent_state", None), getattr(result, "agent_state", None)):
                 _put_back(state, queued)
-            result.func_return = _said(queued)
+            failed = (
+                getattr(result, "status", None) == "error"
+            )  # part of it was refused: the agent has to know that too
+            result.func_return = f"{result.func_return}\n{_said(queued)}" if failed else _said(queued)
         return result
 
     async def _update(self, wrapped: _Call, instance: Any, args: _Arguments, kwargs: _Named) -> Any:
@@ -106,9 +110,11 @@ class ProposeOnly:
         )
         if others:
             raise _refused(f"a change of the {' and '.join(others)} of {block.label}")
-        if "value" in wanted and wanted["value"] != block.value:
+        # a tool of several steps sends what it queued before again
+        again = any(one.block_id == block.id and one.wanted == wanted.get("value") for one in queued)
+        if "value" in wanted and wanted["value"] != block.value and not again:
             patch = await asyncio.to_thread(self._propose, block, wanted["value"], attribution.current())
-            queued.append(_Queued(block.id, block.label, block.value, patch.patch_id))
+            queued.append(_Queued(block.id, block.label, block.value, wanted["value"], patch.patch_id))
         return block
 
     async def _refuse_creation(self, wrapped: _Call, _instance: Any, args: _Arguments, kwargs: _Named) -> Any:

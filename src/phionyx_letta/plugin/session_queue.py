@@ -8,7 +8,7 @@ claimed is free again when its lease ends. ``hold`` fences: who lost his claim c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -83,11 +83,7 @@ class SessionQueue:
             unfinished = connection.execute(_UNFINISHED, values).all()
             dead = [row.id for row in unfinished if row.stale or (active is not None and row.id not in active)]
             ids = [*found, *dead]
-            if ids:
-                note = text(
-                    "insert into phionyx_run(run_id) select unnest(cast(:ids as text[])) on conflict do nothing"
-                )
-                connection.execute(note, {"ids": ids})
+            note_ends(connection, ids)
             return len(ids)
 
     def close(self) -> int:
@@ -101,7 +97,8 @@ class SessionQueue:
             if self._settings.session_end == "run":
                 rows = connection.execute(_ENDED_RUNS, {"most": _BATCH}).all()
                 return sum(_close(connection, row.agent_id, row.conversation_id, [row.run_id], "run") for row in rows)
-            rows = connection.execute(_IDLE, {"idle": self._settings.session_idle, "most": _BATCH}).all()
+            values = {"idle": self._settings.session_idle, "most": _BATCH, "stale": _STALE}
+            rows = connection.execute(_IDLE, values).all()
             return sum(_close(connection, row.agent_id, row.conversation_id, row.runs, "idle") for row in rows)
 
     # -- working on one ------------------------------------------------------------------------------------------
@@ -156,6 +153,8 @@ class SessionQueue:
 
     def finish(self, connection: Connection, claim: Claim, state: str, **said: Any) -> None:
         """The session is done or skipped; in the caller's transaction, which holds the claim."""
+        if "tokens" in said:  # attempts that failed before were paid for too
+            said["tokens"] = _session.tokens + said["tokens"]
         values = {"state": state, "finished_at": func.now(), **_FREE, **said}
         connection.execute(_of(claim.session_id).values(values))
 
@@ -279,6 +278,13 @@ def _close(connection: Connection, agent_id: str, conversation_id: str | None, r
     return True
 
 
+def note_ends(connection: Connection, runs: Sequence[str]) -> None:
+    """Note that these runs are over: their process is, or says good-bye."""
+    if runs:
+        note = text("insert into phionyx_run(run_id) select unnest(cast(:ids as text[])) on conflict do nothing")
+        connection.execute(note, {"ids": list(runs)})
+
+
 def end_by_hand(ledger: SqlLedger, agent_id: str, conversation_id: str | None) -> list[str]:
     """End the open sessions of an agent now; with a conversation only its own. Returns their ids."""
     values = {"agent": agent_id, "conversation": conversation_id}
@@ -299,6 +305,10 @@ def try_again(ledger: SqlLedger, session_id: str) -> bool:
         return bool(connection.execute(update(tables.session).where(parked).values(values)).rowcount)
 
 
+#: When anything of a run was stored last.
+_LAST_SIGN = (
+    "greatest({0}.created_at, {0}.updated_at, (select max(m.created_at) from messages m where m.run_id = {0}.id))"
+)
 _SINCE = "u.created_at >= greatest(cast(:since as timestamptz), now() - make_interval(days => :days))"
 _UNKNOWN = "not exists (select 1 from phionyx_run r where r.run_id = u.id)"
 _ENDED = text(
@@ -306,9 +316,7 @@ _ENDED = text(
 )
 _UNFINISHED = text(
     f"""
-    select u.id,
-        greatest(u.created_at, u.updated_at,
-            (select max(m.created_at) from messages m where m.run_id = u.id)) < now() - make_interval(secs => :stale) as stale
+    select u.id, {_LAST_SIGN.format("u")} < now() - make_interval(secs => :stale) as stale
     from runs u
     where u.completed_at is null and {_SINCE} and u.created_at < now() - make_interval(secs => :grace) and {_UNKNOWN}
     order by u.created_at limit :most
@@ -331,9 +339,11 @@ _ENDED_RUNS = text(
     order by r.ended_at limit :most
     """
 )
-_RUNNING = """
+#: One whose process died long ago, before anybody swept, is not.
+_RUNNING = f"""
     exists (select 1 from runs w where w.agent_id = o.agent_id and w.conversation_id is not distinct from o.conversation_id
         and w.completed_at is null and w.status in ('created', 'running')
+        and {_LAST_SIGN.format("w")} >= now() - make_interval(secs => :stale)
         and not exists (select 1 from phionyx_run e where e.run_id = w.id))
 """
 _GROUPED = f"""

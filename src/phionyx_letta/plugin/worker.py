@@ -140,7 +140,10 @@ class Worker:
         """Read the request headers."""
         if self._app is None:
             self._app = app
-            headers.watch(app, self._trusted(), self._policy(), self._serving)
+            if self._capture is None:  # without it nothing compares what is written: nobody may decide here
+                headers.watch(app, None, None, self._serving, armed=False)
+            else:
+                headers.watch(app, self._trusted(), self._policy(), self._serving)
 
     def _policy(self) -> Policy | None:
         """Who may decide; nobody, where what says so cannot be read."""
@@ -326,6 +329,10 @@ class Worker:
     def _leave(self, ledger: SqlLedger) -> None:
         try:
             with ledger.engine.begin() as connection:
+                if self._sessions_since is not None and self._run_ends is not None:
+                    from phionyx_letta.plugin.session_queue import note_ends
+
+                    note_ends(connection, self._run_ends.active())  # nobody else knows that they end here
                 connection.execute(delete(tables.worker).where(tables.worker.c.worker_id == self.runtime.worker_id))
         except Exception as error:
             logger.warning("phionyx-letta: this worker could not sign off: %s", error)
