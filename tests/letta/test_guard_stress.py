@@ -17,7 +17,7 @@ from phionyx_letta.demo.environment import letta_environment
 from phionyx_letta.signing import generate_key
 
 SCRIPT = Path(__file__).parent / "scripts" / "guard_stress.py"
-PROCESSES, WRITERS, SECONDS = 2, 8, 12
+PROCESSES, WRITERS, SECONDS = 2, 8, 30
 
 
 def together(database: str, home: Path, sealer: str) -> list[dict[str, Any]]:
