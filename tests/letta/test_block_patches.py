@@ -46,10 +46,12 @@ def test_apply_writes_through_letta_and_the_envelope_names_the_patch_and_the_pat
     assert approved["status"] == "approved"
     assert rig.value(agent) == "name: Ann", "approving writes nothing"
 
-    assert rig.command("memory", "apply", patch, "--by", "ada")["status"] == "applied"
+    applied = rig.command("memory", "apply", patch, "--by", "ada")
+    assert applied["status"] == "applied"
     assert rig.value(agent) == "name: Ann\n\n- Deploys with uv."
     [stored] = rig.patches(agent)
     reference = stored["metadata"]["history"][-1]["details"]["envelope"]
+    assert applied["evidence"]["verify"] == f"phionyx-letta show {reference}"
     shown = rig.command("show", reference)
     said = shown["envelope"]["subject"]["metadata"]["living_memory"]
     assert (said["patch_id"], said["reviewer"], said["event"]) == (patch, "ada", "apply")

@@ -17,7 +17,7 @@ from phionyx_letta.demo.environment import letta_environment
 from phionyx_letta.signing import generate_key
 
 SCRIPT = Path(__file__).parent / "scripts" / "guard_stress.py"
-PROCESSES, WRITERS, SECONDS = 2, 8, 12
+PROCESSES, WRITERS, SECONDS = 2, 8, 30
 
 
 def together(database: str, home: Path, sealer: str) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def together(database: str, home: Path, sealer: str) -> list[dict[str, Any]]:
         wait_for_the_first(database, running[0])
     results = []
     for process in running:
-        said, errors = process.communicate(timeout=300)
+        said, errors = process.communicate(timeout=600)
         assert process.returncode == 0, said[-4000:] + errors[-4000:]
         results.append(json.loads(said.splitlines()[-1]))
     return results

@@ -240,7 +240,7 @@ def signers(url: str) -> set[str]:
     return {json.loads(row[0])["subject"]["key_id"] for row in rows}
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     waiting = threading.Event()
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -109,6 +109,19 @@ def test_what_is_no_change_of_text_is_refused_and_the_agent_is_told(rig: Rig) ->
     assert rig.patches(agent) == []
 
 
+def test_a_tool_of_several_steps_queues_each_text_once_and_tells_what_was_refused(rig: Rig) -> None:
+    agent = rig.agent(tags=[TAG], tools=["memory_apply_patch"])
+    persona = rig.value(agent, "persona")
+    steps = f"*** Update Block: human\n@@\n-name: Ann\n+name: Eve\n*** Update Block: persona\n@@\n-{persona}\n+a spy\n"
+    said = told(rig, agent, "memory_apply_patch", {"label": "human", "patch": steps})
+    assert "Nothing was written" in said
+    assert sorted(one["after_content"] for one in rig.patches(agent)) == ["a spy", "name: Eve"]
+    said = told(rig, agent, "memory_apply_patch", {"label": "human", "patch": steps + "*** Add Block: trip\n+Porto\n"})
+    assert "a new block trip cannot wait for that" in said
+    assert "Nothing was written" in said
+    assert (rig.value(agent), rig.value(agent, "persona")) == ("name: Ann", persona)
+
+
 def test_a_block_alone_can_be_meant_and_other_agents_write_as_ever(rig: Rig) -> None:
     blocks = [{"label": "human", "value": "name: Ann"}, {"label": "notes", "value": "none"}]
     agent = rig.agent(memory_blocks=blocks)

@@ -72,7 +72,7 @@ def test_the_base_install_needs_neither_letta_nor_a_model_client_nor_a_database_
 
 def test_the_extras_are_the_documented_ones() -> None:
     assert set(metadata("phionyx-letta").get_all("Provides-Extra") or ()) == {
-        *("letta", "openai", "pg", "postgres", "presidio"),
+        *("client", "letta", "openai", "pg", "postgres", "presidio"),
     }
 
 

@@ -247,7 +247,7 @@ def _file(
             ) from None
         if is_receipt(content):
             return verify_receipt(content, verifier=keys)
-        if isinstance(content, dict) and content.keys() <= {"trace_id", "position", "seq", "envelope"}:
+        if isinstance(content, dict) and content.keys() <= {"trace_id", "position", "seq", "envelope", "caused"}:
             content = _unwrapped(content)  # what `show --json` prints
         return verify_envelope(content, verifier=keys)
     with path.open("rb") as lines:

@@ -25,6 +25,7 @@ from phionyx_letta.errors import EvidenceRefused, ReadRefused
 from phionyx_letta.plugin import activation
 
 SEED, WRITERS, SECONDS = (int(argument) for argument in sys.argv[1:4])
+LEAST = 400  # acts, however slow the machine is
 server = app.server
 blocks, agents = BlockManager(), server.agent_manager
 done: Counter[str] = Counter()
@@ -96,7 +97,7 @@ async def act(chance: random.Random, user: Any, block_ids: list[str], agent_ids:
 
 async def write(number: int, user: Any, block_ids: list[str], agent_ids: list[str], end: float) -> None:
     chance = random.Random(f"{SEED} {number}")
-    while time.monotonic() < end:
+    while time.monotonic() < end or (sum(done.values()) < LEAST and time.monotonic() < end + 10 * SECONDS):
         try:
             done[await act(chance, user, block_ids, agent_ids)] += 1
         except (ReadRefused, EvidenceRefused) as error:

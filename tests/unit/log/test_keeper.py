@@ -139,10 +139,11 @@ def test_what_fails_is_tried_again_later_and_later(log: Log, caplog) -> None:
 
 def test_a_new_checkpoint_does_not_hurry_a_sink_that_fails(log: Log) -> None:
     sink = Scripted(refusing)
-    keeper = SinkKeeper([sink], retry=(0.3, 0.3))
+    keeper = SinkKeeper([sink], retry=(60.0, 60.0))
     for _ in range(20):
         keeper.publish(log.grow().published())
         time.sleep(0.01)
+    until(lambda: sink.times)
     assert len(sink.times) == 1
     keeper.close()
     assert len(sink.times) == 2, "once more at the end"
