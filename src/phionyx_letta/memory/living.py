@@ -21,6 +21,7 @@ from phionyx_letta.errors import (
     UntrustedPatch,
 )
 from phionyx_letta.ledger.store import EnvelopeStore
+from phionyx_letta.memory.approval import check_decided, check_decider, check_seen
 from phionyx_letta.memory.binding import check_bound
 from phionyx_letta.memory.deciding import (
     Change,
@@ -46,6 +47,7 @@ from phionyx_letta.memory.opening import (
 )
 from phionyx_letta.memory.patches import HISTORY, MemoryPatch, PatchStatus, check_trust, transition
 from phionyx_letta.memory.pii import MemoryPIIFilter
+from phionyx_letta.memory.policy import Policy
 from phionyx_letta.memory.proposing import Found, Proposing, placed_again
 from phionyx_letta.memory.recording import MutationRecorder, cause
 from phionyx_letta.memory.reviewing import described
@@ -81,6 +83,7 @@ class LivingMemory:
         envelopes: EnvelopeStore | None = None,
         signer: Signer | None = None,
         verifier: Verifier | None = None,
+        policy: Policy | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
         """Take the managed files, the proposer and where things are kept; nothing is read or written yet.
@@ -101,14 +104,18 @@ class LivingMemory:
             envelopes: where each applied or reverted patch leaves its evidence.
             provenance: where the sessions come from, as JSON; each patch proposed keeps it (`metadata["proposed_from"]`).
             signer, verifier: in place of what the secret or the environment gives; a verifier may trust several keys.
+            policy: who may decide; their keys are trusted too, approval is required, and no other key approves, applies or reverts.
 
         Raises:
             SigningKeyError: the configured key is missing or malformed.
             TargetRefused: a path cannot be one.
         """
         self.proposer = proposer
-        self.require_approval = require_approval
+        self.require_approval = require_approval or policy is not None
         self.signer, self.verifier = keys(sign, signature_secret, signer, verifier)
+        self.policy = policy
+        if policy is not None:
+            self.verifier = policy.trusting(self.verifier)
         self.store: Patches = store or open_store(store_path)
         self.pii = pii_filter or MemoryPIIFilter()
         self.router = file_router or MemoryFileRouter()
@@ -144,8 +151,9 @@ class LivingMemory:
 
         Raises:
             PatchNotFound: there is no such patch.
+            PatchChanged: the one in hand is not the one that is stored.
         """
-        return described(self._load(patch), self.targets, self.verifier, self.store)
+        return described(self._load(patch), self.targets, self.verifier, self.store, self.policy)
 
     # -- proposing -----------------------------------------------------------------------------------------------
 
@@ -227,14 +235,24 @@ class LivingMemory:
 
     # -- deciding ------------------------------------------------------------------------------------------------
 
-    def approve(self, patch: MemoryPatch | str, *, by: str | None = None, reason: str = "") -> MemoryPatch:
+    def approve(
+        self, patch: MemoryPatch | str, *, by: str | None = None, reason: str = "", content: str | None = None
+    ) -> MemoryPatch:
         """Approve a pending patch, without applying it yet.
 
+        Args:
+            patch: it, as it was reviewed, or its id. Whatever act it is for, a patch in hand has to be the one that is stored.
+            by: who decides; by default the user, or the reviewer whose key signs.
+            reason: why.
+            content: the digest of what was reviewed (`review()["content"]`), where only the id is at hand.
+
         Raises:
+            PatchChanged: the stored patch is not what was reviewed.
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
         """
         with self.store.exclusive():
-            found = self._trusted(patch, "approve", ("pending",))
+            found = self._trusted(patch, "approve", ("pending",), content)
+            self._may_decide(by)
             return self._moved(found, "approved", by, reason)
 
     def reject(self, patch: MemoryPatch | str, reason: str = "", *, by: str | None = None) -> MemoryPatch:
@@ -275,16 +293,20 @@ class LivingMemory:
             self._moved(found, "rejected", by, reason or f"edited as {new.patch_id}", {"replaced_by": new.patch_id})
             return new
 
-    def apply(self, patch: MemoryPatch | str, *, by: str | None = None, reason: str = "") -> MemoryPatch:
-        """Write a pending or approved patch to its target; applying is approving.
+    def apply(
+        self, patch: MemoryPatch | str, *, by: str | None = None, reason: str = "", content: str | None = None
+    ) -> MemoryPatch:
+        """Write a pending or approved patch to its target; applying is approving, so it takes the arguments of `approve`.
 
         Raises:
+            PatchChanged: the stored patch is not what was reviewed.
             DiffConflictError: the target has changed by more than whitespace; the patch is now `conflict`, nothing was written.
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or its status forbids it.
             TargetRefused: the target is not managed, or cannot be written without loss.
         """
         with self.store.exclusive():
-            found = self._trusted(patch, "apply", ("pending", "approved"))
+            found = self._trusted(patch, "apply", ("pending", "approved"), content)
+            self._may_decide(by)
             target = self.targets.resolve(found.file_path)
             current = target.read()
             change, envelope = announced(found), None
@@ -345,6 +367,7 @@ class LivingMemory:
         """
         with self.store.exclusive():
             found = self._trusted(patch_id, "revert", ("applied",))
+            self._may_decide(by)
             target = self.targets.resolve(found.file_path)
             current = target.read()
             change = announced(found)
@@ -365,23 +388,37 @@ class LivingMemory:
 
     # -- the parts of an act -------------------------------------------------------------------------------------
 
-    def _load(self, patch: MemoryPatch | str) -> MemoryPatch:
+    def _load(self, patch: MemoryPatch | str, content: str | None = None) -> MemoryPatch:
+        """Load a patch that is the one that was seen: the one in hand, and the one of this digest."""
         patch_id = patch.patch_id if isinstance(patch, MemoryPatch) else patch
         found = self.store.get(patch_id)
         if found is None:
             raise PatchNotFound(f"Patch '{patch_id}' not found.", "`phionyx-letta memory log` shows what there is")
+        for seen in (patch if isinstance(patch, MemoryPatch) else None, content):
+            if seen is not None:
+                check_seen(found, seen)
         return found
 
-    def _trusted(self, patch: MemoryPatch | str, act: str, statuses: tuple[str, ...]) -> MemoryPatch:
+    def _trusted(
+        self, patch: MemoryPatch | str, act: str, statuses: tuple[str, ...], content: str | None = None
+    ) -> MemoryPatch:
         """Load a patch that verifies and whose status allows the act; a status that does not verify is no reason for anything."""
-        found = self._load(patch)
+        found = self._load(patch, content)
         check_trust(found, self.verifier)
+        check_decided(found, self.policy)
         check_bound(found, self.store, self.targets)
         require(found, act, statuses)
         return found
 
+    def _may_decide(self, by: str | None) -> None:
+        if self.policy is not None:
+            check_decider(self.policy, self.signer, by)
+
     def _name(self, by: str | None) -> str:
         """Who decides, filtered like the reason: an address or a number does not enter what is never removed."""
+        if by is None and self.policy is not None:
+            holder = self.policy.holder(getattr(self.signer, "public_key_hex", None))
+            by = holder.name if holder is not None else None
         return self.pii.filter_content(by or reviewer()).filtered_content
 
     def _moved(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from phionyx_letta.errors import PhionyxError, SettingsError
-from phionyx_letta.signing import Ed25519Verifier, load_verifier
+from phionyx_letta.signing import Ed25519Verifier, TrustedKeys, Verifier, load_verifier
 
 __all__ = ["Policy", "Reviewer"]
 
@@ -70,6 +70,14 @@ class Policy:
     def signed_by(self, signed: str, signature: str) -> Reviewer | None:
         """Return whose key made this signature, or None."""
         return next((one for one in self.reviewers if one.verifier.verify(signed, signature)), None)
+
+    def holder(self, public_key_hex: str | None) -> Reviewer | None:
+        """Return whose key this is, or None."""
+        return next((one for one in self.reviewers if one.verifier.public_key_hex == public_key_hex), None)
+
+    def trusting(self, verifier: Verifier | None) -> Verifier:
+        """Return what checks signatures of a key that is trusted anyhow, or of a reviewer's."""
+        return TrustedKeys([*([verifier] if verifier is not None else []), *(one.verifier for one in self.reviewers)])
 
 
 def _reviewer(given: Any, path: Path) -> Reviewer:
