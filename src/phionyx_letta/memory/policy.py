@@ -12,7 +12,7 @@ user and reads its key (a tool in Letta's local sandbox) still cannot decide in 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -67,9 +67,22 @@ class Policy:
             raise SettingsError(f"the approval policy {path} names a reviewer twice", "give each a name of his own")
         return cls(reviewers)
 
+    @classmethod
+    def load_all(cls, paths: Iterable[str]) -> Policy:
+        """Read several, as they were at different times: what was decided under any of them is checked with all their keys.
+
+        Raises:
+            SettingsError: as `load`.
+        """
+        return cls(tuple(one for path in paths for one in cls.load(path).reviewers))
+
     def signed_by(self, signed: str, signature: str) -> Reviewer | None:
         """Return whose key made this signature, or None."""
         return next((one for one in self.reviewers if one.verifier.verify(signed, signature)), None)
+
+    def signed_as(self, name: str, signed: str, signature: str) -> bool:
+        """Return whether a key of the reviewer of this name made the signature."""
+        return any(one.name == name and one.verifier.verify(signed, signature) for one in self.reviewers)
 
     def holder(self, public_key_hex: str | None) -> Reviewer | None:
         """Return whose key this is, or None."""

@@ -419,3 +419,32 @@ class TestWhatWasReviewed:
         assert run_json("memory", "apply", one.patch_id)["status"] == "applied"
         monkeypatch.setenv("PHIONYX_LETTA_REVIEWERS", "none.toml")
         assert "cannot be read" in error_of("memory", "revert", one.patch_id)
+
+    def test_show_and_verify_check_who_decided(self, here, monkeypatch):
+        one = stored(signer=KEY)
+        ada = Ed25519Signer("22" * 32)
+        for name, key in (("who", ada), ("other", KEY)):
+            (here / f"{name}.toml").write_text(f'[[reviewer]]\nname = "ada"\nkey = "{key.public_key_hex}"\n')
+        monkeypatch.setenv("PHIONYX_LETTA_SIGNING_KEY", "22" * 32)
+        monkeypatch.setenv("PHIONYX_LETTA_VERIFY_KEY", KEY.public_key_hex)
+        run("memory", "apply", one.patch_id, "--by", "ada", "--ledger", f"sqlite:///{here}/ledger.db")
+        given = ("ledger.db", "--key", ada.public_key_hex)
+        assert run_json("verify", *given)["dimensions"]["reviewers"] == "not_measured"
+        assert "give --reviewers" in run("verify", *given).stdout
+        assert run_json("verify", *given, "--reviewers", "who.toml")["dimensions"]["reviewers"] == "ok"
+        failed = run_json("verify", *given, "--reviewers", "other.toml", code=1)
+        assert failed["dimensions"]["reviewers"] == "failed"
+        both = ("--reviewers", "other.toml", "--reviewers", "who.toml")
+        assert run_json("verify", *given, *both)["dimensions"]["reviewers"] == "ok"
+        place = ("show", f"file:{here / 'CLAUDE.md'}", "0", "--ledger", "ledger.db")
+        assert run_json(*place)["reviewer_signature"] == "not_measured"
+        assert run_json(*place, "--reviewers", "who.toml")["reviewer_signature"] == "ok"
+        assert "signed by the reviewer's key" in run(*place, "--reviewers", "who.toml").stdout
+        assert "no key of the reviewer" in run(*place, "--reviewers", "other.toml").stdout
+        assert run_json(*place, "--reviewers", "other.toml", code=1)["reviewer_signature"] == "failed"
+        monkeypatch.setenv("PHIONYX_LETTA_REVIEWERS", "who.toml")
+        shown = run_json(*place)
+        assert shown["reviewer_signature"] == "ok"
+        (here / "one.json").write_text(json.dumps(shown))
+        assert run_json("verify", "one.json", "--key", ada.public_key_hex)["dimensions"]["reviewers"] == "ok"
+        assert "cannot be read" in error_of("verify", *given, "--reviewers", "none.toml")
