@@ -1,12 +1,13 @@
 """`LivingMemory`: the second seed's front door. Sessions become patches; people approve, reject, apply, rebase and revert them.
 
-Nothing is written to a memory file but by `apply` and `revert`, and never over what the patch was not made for. Every act holds
-the patch store alone, so of two processes that act on one patch one finds it already done. What an act is about to write is in
-the log before it is written: one that was cut short is finished by doing it again.
+Nothing is written to a memory file but by `apply` and `revert`, and never over what the patch was not made for. Every act is alone
+with its target, so of two processes that act on one patch one finds it already done; the store stays free meanwhile. What an act is
+about to write is in the log before it is written: one that was cut short is finished by doing it again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -200,16 +201,12 @@ class LivingMemory:
 
     def keep(self, found: Sequence[Found], session_id: str) -> list[MemoryPatch]:
         """The second half: count the facts and store those that are due as patches."""
-        patches = []
         with self.store.exclusive():
-            for proposal in found:
-                patch = self._proposing.patch_for(proposal, session_id)
-                if patch is None:
-                    continue
-                if not self.require_approval and "untrusted" not in patch.metadata:
-                    patch = self._applied_at_once(patch)
-                patches.append(patch)
-        return patches
+            made = [self._proposing.patch_for(proposal, session_id) for proposal in found]
+        patches = [patch for patch in made if patch is not None]
+        if self.require_approval:
+            return patches
+        return [patch if "untrusted" in patch.metadata else self._applied_at_once(patch) for patch in patches]
 
     async def propose_from_kept_sessions(self) -> list[MemoryPatch]:
         """Propose from the sessions that were kept because the proposer gave no answer; each is forgotten once it did.
@@ -250,7 +247,7 @@ class LivingMemory:
             PatchChanged: the stored patch is not what was reviewed.
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
         """
-        with self.store.exclusive():
+        with self._acting(patch):
             found = self._trusted(patch, "approve", ("pending",), content)
             self._may_decide(by)
             return self._moved(found, "approved", by, reason)
@@ -263,7 +260,7 @@ class LivingMemory:
         Raises:
             PatchNotFound, IllegalTransition: it is not there, or already applied, reverted or rejected.
         """
-        with self.store.exclusive():
+        with self._acting(patch):
             found = self._load(patch)
             try:
                 check_trust(found, self.verifier)
@@ -285,7 +282,7 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
             TargetRefused: the target is not managed.
         """
-        with self.store.exclusive():
+        with self._acting(patch):
             found = self._trusted(patch, "edit", ("pending", "approved", "conflict"))
             self._require_unwritten(found)
             author = self._name(by)
@@ -304,7 +301,7 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or its status forbids it.
             TargetRefused: the target is not managed, or cannot be written without loss.
         """
-        with self.store.exclusive():
+        with self._acting(patch):
             found = self._trusted(patch, "apply", ("pending", "approved"), content)
             self._may_decide(by)
             target = self.targets.resolve(found.file_path)
@@ -333,7 +330,7 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or there is nothing to rebase.
             TargetRefused: the target is not managed, or is not text.
         """
-        with self.store.exclusive():
+        with self._acting(patch):
             found = self._trusted(patch, "rebase", ("pending", "approved", "conflict"))
             self._require_unwritten(found)
             target = self.targets.resolve(found.file_path)
@@ -365,7 +362,7 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not applied.
             TargetRefused: the target is not managed, or cannot be written without loss.
         """
-        with self.store.exclusive():
+        with self._acting(patch_id):
             found = self._trusted(patch_id, "revert", ("applied",))
             self._may_decide(by)
             target = self.targets.resolve(found.file_path)
@@ -387,6 +384,10 @@ class LivingMemory:
             return self._moved(found, "reverted", by, reason, {"wrote": content_hash(text), **_named(envelope)})
 
     # -- the parts of an act -------------------------------------------------------------------------------------
+
+    def _acting(self, patch: MemoryPatch | str) -> contextlib.AbstractContextManager[None]:
+        """Be alone with the target of a patch; what is found in the store before does not count."""
+        return self.store.acting(self._load(patch).file_path)
 
     def _load(self, patch: MemoryPatch | str, content: str | None = None) -> MemoryPatch:
         """Load a patch that is the one that was seen: the one in hand, and the one of this digest."""
