@@ -132,6 +132,7 @@ class LivingMemory:
             pii=self.pii,
             router=self.router,
             signer=self.signer,
+            verifier=self.verifier,
             evidence_required=require_approval or sign,
             kept=open_kept(self.store, self.pii),
             provenance=provenance,
