@@ -18,6 +18,7 @@ from phionyx_letta.plugin import attribution
 
 __all__ = ["ServerBlocks"]
 
+_PAGE = 1000
 #: Longest wait for Letta's own loop, s.
 _LONGEST = 60.0
 
@@ -127,7 +128,13 @@ class _ServerBlock:
             )
 
     def _agents(self) -> list[str]:
-        found = self._server.manager.get_agents_for_block_async(
-            block_id=self.identity, actor=self._server.actor, limit=1000
-        )
-        return [agent.id for agent in self._server.wait_for(found)]
+        """All agents that have the block, a thousand at a time."""
+        found: list[str] = []
+        while True:
+            page = self._server.manager.get_agents_for_block_async(
+                block_id=self.identity, actor=self._server.actor, after=found[-1] if found else None, limit=_PAGE
+            )
+            ids = [agent.id for agent in self._server.wait_for(page)]
+            found += ids
+            if len(ids) < _PAGE:
+                return found
