@@ -222,19 +222,21 @@ class RestBlock:
         """All agents that have the block; the server gives a thousand at a time."""
         found: dict[str, None] = {}
         while True:
-            more = {"after": next(reversed(found))} if found else {}
-            answer = self._asked(
-                lambda client, more=more: client.blocks.agents.with_raw_response.list(
-                    self.identity, include=[], limit=_PAGE, **more
-                )
-            )
-            page = self._json_of(answer)
-            if not isinstance(page, list) or not all(isinstance(one, dict) and "id" in one for one in page):
-                raise self._foreign("its answer is no list of agents")
+            page = self._agents_after(next(reversed(found), None))
             before = len(found)
-            found.update(dict.fromkeys(str(one["id"]) for one in page))
+            found.update(dict.fromkeys(page))
             if len(page) < _PAGE or len(found) == before:
                 return list(found)
+
+    def _agents_after(self, last: str | None) -> list[str]:
+        more: dict[str, Any] = {"after": last} if last is not None else {}
+        answer = self._asked(
+            lambda client: client.blocks.agents.with_raw_response.list(self.identity, include=[], limit=_PAGE, **more)
+        )
+        page = self._json_of(answer)
+        if not isinstance(page, list) or not all(isinstance(one, dict) and "id" in one for one in page):
+            raise self._foreign("its answer is no list of agents")
+        return [str(one["id"]) for one in page]
 
     def _json_of(self, answer: Any) -> Any:
         """What the server answered; not as `letta-client` reads it, which takes any text for a block."""
