@@ -136,6 +136,10 @@ class IllegalTransition(PhionyxError, ValueError):
     """The patch's status does not allow what was asked; the table of transitions says what it allows."""
 
 
+class PatchChanged(PhionyxError, RuntimeError):
+    """The stored patch is not the one that was reviewed: it was altered or replaced since; nothing was decided."""
+
+
 class UntrustedPatch(PhionyxError):
     """A patch's signature or history does not verify, so it is never applied."""
 

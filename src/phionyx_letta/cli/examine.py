@@ -112,6 +112,7 @@ def examine_database(ledger: SqlLedger, key_id: str | None) -> tuple[list[Findin
 
     from phionyx_letta.cli.examine_blocks import examine_blocks
     from phionyx_letta.cli.examine_log import examine_log
+    from phionyx_letta.cli.examine_reviewers import examine_reviewers
     from phionyx_letta.cli.examine_sessions import examine_sessions
     from phionyx_letta.cli.examine_workers import examine_workers
     from phionyx_letta.cli.ledgers import shown_url
@@ -128,7 +129,7 @@ def examine_database(ledger: SqlLedger, key_id: str | None) -> tuple[list[Findin
     with ledger.engine.connect().execution_options(**options) as connection:
         if ledger.engine.dialect.name == "postgresql" and "block" in names:
             more, details["workers"] = examine_workers(connection, key_id)
-            findings += more
+            findings += [*more, *examine_reviewers(details["workers"])]
         else:
             findings.append(
                 Finding("workers", OK, "this is not a Letta server's database: no worker is expected to record here")

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from phionyx_letta.keys import Keyring
+    from phionyx_letta.memory.policy import Policy
 
-__all__ = ["ENV_VERIFY_KEY", "keygen", "keyring_of", "trusted_keys"]
+__all__ = ["ENV_VERIFY_KEY", "keygen", "keyring_of", "known_reviewers", "trusted_keys"]
 
-ENV_VERIFY_KEY = "PHIONYX_LETTA_VERIFY_KEY"
+ENV_VERIFY_KEY, ENV_REVIEWERS = "PHIONYX_LETTA_VERIFY_KEY", "PHIONYX_LETTA_REVIEWERS"
 
 
 def keygen(
@@ -82,6 +83,21 @@ def trusted_keys(given: Iterable[str] | None, histories: Iterable[str] | None = 
     for history in histories or ():
         ring.learn(read_statements(history))
     return ring
+
+
+def known_reviewers(given: Sequence[str] | None) -> Policy | None:
+    """The reviewers of ``--reviewers``, else of PHIONYX_LETTA_REVIEWERS; None where neither names any.
+
+    Raises:
+        SettingsError: a policy cannot be used.
+    """
+    named = list(given or ()) or [os.environ.get(ENV_REVIEWERS, "").strip()]
+    wanted = [path for path in named if path]
+    if not wanted:
+        return None
+    from phionyx_letta.memory.policy import Policy
+
+    return Policy.load_all(wanted)
 
 
 def keyring_of(public_keys: Sequence[str], notes: Iterable[str]) -> Keyring:

@@ -17,7 +17,7 @@ from phionyx_letta.cli.memory_pages import print_list, print_log, print_patch, s
 from phionyx_letta.cli.memory_sources import STORE, find_patch, open_memory, read_session
 from phionyx_letta.cli.options import Json
 from phionyx_letta.cli.output import answer, complain, safe
-from phionyx_letta.errors import DiffConflictError, PhionyxError, TargetRefused, UntrustedPatch
+from phionyx_letta.errors import DiffConflictError, PatchChanged, PhionyxError, TargetRefused, UntrustedPatch
 
 if TYPE_CHECKING:
     from phionyx_letta.memory import MemoryPatch
@@ -62,6 +62,15 @@ Sent = Annotated[
 PatchId = Annotated[str, typer.Argument(metavar="ID", help="A patch's id, or its first digits.")]
 By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides. Default: the user's name.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is recorded and signed.")]
+Seen = Annotated[
+    str | None,
+    typer.Option(
+        "--content",
+        metavar="DIGEST",
+        help="The digest of what you reviewed, as `memory review` shows it, or its first 16 digits or more: if something else is "
+        "stored by now, nothing is done. Without it, what is stored counts.",
+    ),
+]
 Evidence = Annotated[
     str | None,
     typer.Option(
@@ -173,7 +182,9 @@ def review(
         described = living.review(find_patch(living, patch_id))
         answer(described, as_json=as_json, show=lambda console: print_patch(console, described))
         return 0
-    pending = [listed(one, living.verifier, living.store, living.targets) for one in living.pending_patches()]
+    pending = [
+        listed(one, living.verifier, living.store, living.targets, living.policy) for one in living.pending_patches()
+    ]
     answer(
         {"patches": pending, "count": len(pending)}, as_json=as_json, show=lambda console: print_list(console, pending)
     )
@@ -183,6 +194,7 @@ def review(
 @memory.command(short_help="Approve a pending patch without applying it.")
 def approve(
     patch_id: PatchId,
+    content: Seen = None,
     reason: Reason = "",
     by: By = None,
     paths: Paths = None,
@@ -191,7 +203,7 @@ def approve(
 ) -> int:
     """Approve a pending patch; `memory apply` then writes it."""
     living = open_memory(store_path, paths)
-    patch = living.approve(find_patch(living, patch_id), by=by, reason=reason)
+    patch = living.approve(find_patch(living, patch_id), by=by, reason=reason, content=content)
     return _done(patch, f"Approved patch {patch.patch_id} to {patch.file_path}", as_json)
 
 
@@ -213,6 +225,7 @@ def reject(
 @memory.command(short_help="Write a patch to its file.")
 def apply(
     patch_id: PatchId,
+    content: Seen = None,
     reason: Reason = "",
     by: By = None,
     paths: Paths = None,
@@ -226,7 +239,7 @@ def apply(
     """
     living = open_memory(store_path, paths, ledger=ledger, records=True)
     found = find_patch(living, patch_id)
-    patch = _or_cannot("apply", lambda: living.apply(found, by=by, reason=reason))
+    patch = _or_cannot("apply", lambda: living.apply(found, by=by, reason=reason, content=content))
     left = evidence_left(living, patch, ledger)
     return _done(patch, f"Applied patch {patch.patch_id} to {patch.file_path}", as_json, left)
 
@@ -286,7 +299,7 @@ def log(
         raise CommandError(f"there is no format {output_format!r}", "give table or json")
     living = open_memory(store_path, None)
     patches = [
-        listed(one, living.verifier, living.store, living.targets)
+        listed(one, living.verifier, living.store, living.targets, living.policy)
         for one in living.store.list_by_status(status, limit=limit)
     ]
     answer(
@@ -327,7 +340,7 @@ def _or_cannot(act: str, do: Callable[[], MemoryPatch]) -> MemoryPatch:
     """Do it; what the target or the signature forbids is said in the seed's words."""
     try:
         return do()
-    except (DiffConflictError, UntrustedPatch, TargetRefused) as error:
+    except (DiffConflictError, PatchChanged, UntrustedPatch, TargetRefused) as error:
         raise CommandError(f"Cannot {act}: {error.message}", error.remedy, FAILED) from error
 
 
@@ -342,6 +355,8 @@ def _done(patch: MemoryPatch, message: str, as_json: bool, left: Mapping[str, An
 
 
 def _shown(patch: MemoryPatch) -> dict[str, Any]:
+    from phionyx_letta.memory.patches import content_digest
+
     names = (
         "patch_id",
         "status",
@@ -353,4 +368,4 @@ def _shown(patch: MemoryPatch) -> dict[str, Any]:
         "applied_at",
         "reverted_at",
     )
-    return {name: getattr(patch, name) for name in names}
+    return {**{name: getattr(patch, name) for name in names}, "content": content_digest(patch)}

@@ -11,7 +11,7 @@ from phionyx_letta.errors import PhionyxError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from phionyx_letta.memory import LivingMemory
+    from phionyx_letta.memory import LivingMemory, MemoryPatch
 
 __all__ = ["print_list", "print_log", "print_patch", "step_through"]
 
@@ -94,17 +94,20 @@ def step_through(living: LivingMemory, by: str | None) -> int:
         console.print("No pending memory patches to review.")
     for number, patch_id in enumerate(pending, start=1):
         console.print(f"\n{number} of {len(pending)}", style="bold")
-        print_patch(console, living.review(patch_id))
-        choice = _ask(_QUESTION, "ares" + "q")
-        if choice == "q":
-            break
+        shown = living.store.get(patch_id)
+        if shown is None:  # its line was damaged meanwhile
+            continue
         try:
+            print_patch(console, living.review(shown))
+            choice = _ask(_QUESTION, "ares" + "q")
+            if choice == "q":
+                break
             if choice == "a":
-                living.approve(patch_id, by=by)
+                living.approve(shown, by=by)
             elif choice == "r":
-                living.reject(patch_id, typer.prompt("Why", default="", show_default=False), by=by)
+                living.reject(shown, typer.prompt("Why", default="", show_default=False), by=by)
             elif choice == "e":
-                decided += _edit(living, patch_id, by)
+                decided += _edit(living, shown, by)
                 continue
         except PhionyxError as error:
             complain(error.message, error.remedy, as_json=False)
@@ -118,19 +121,17 @@ def step_through(living: LivingMemory, by: str | None) -> int:
     return 1 if failed else 0
 
 
-def _edit(living: LivingMemory, patch_id: str, by: str | None) -> bool:
+def _edit(living: LivingMemory, patch: MemoryPatch, by: str | None) -> bool:
     """Let the reviewer change the text the file would have; the result is a new patch, approved."""
     import click
 
-    patch = living.store.get(patch_id)
-    assert patch is not None
     text = click.edit(patch.after_content, extension=".md", require_save=False)
     if text is None or text == patch.after_content:
         stdout().print("nothing was changed; the patch stays pending")
         return False
     new = living.edit(patch, text, by=by)
     living.approve(new, by=by, reason="edited by the reviewer")
-    stdout().print(f"Patch {safe(patch_id)} was replaced by {safe(new.patch_id)}, approved", soft_wrap=True)
+    stdout().print(f"Patch {safe(patch.patch_id)} was replaced by {safe(new.patch_id)}, approved", soft_wrap=True)
     return True
 
 
@@ -145,6 +146,7 @@ def _ask(question: str, letters: str) -> str:
 
 def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Patch ID:", described["patch_id"]
+    yield "Content:", described["content"]
     yield "File:", described["file_path"]
     yield "Target:", _TARGETS.get(described["target"], f"NOT usable: {described['target']}")
     if described["file_seen"]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from phionyx_letta.ledger.store import EnvelopeStore
     from phionyx_letta.memory import LivingMemory
     from phionyx_letta.memory.block_rest import RestBlocks
+    from phionyx_letta.memory.policy import Policy
     from phionyx_letta.memory.stored import Patches
     from phionyx_letta.settings import Settings
     from phionyx_letta.signing import Signer, Verifier
@@ -89,6 +90,7 @@ def open_memory(
         occurrence_path=occurrence_path or OCCURRENCE_PATH,
         signer=signer,
         verifier=verifier,
+        policy=_policy(settings.reviewers),
         envelopes=_envelopes(ledger or settings.ledger) if records else None,
         **options,
     )
@@ -174,6 +176,13 @@ def _keys(secret: str | None) -> tuple[Signer, Verifier | None]:
     if secret and isinstance(signer, UnsignedSigner):
         signer = HmacSigner(secret)
     return keys(True, "", signer, None)
+
+
+def _policy(named: str | None) -> Policy | None:
+    """Who may decide, where PHIONYX_LETTA_REVIEWERS names them for this host too."""
+    from phionyx_letta.memory.policy import Policy
+
+    return Policy.load(named) if named else None
 
 
 def _envelopes(where: str | None) -> EnvelopeStore:

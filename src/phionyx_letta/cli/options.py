@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Json", "Keys", "Ledger"]
+__all__ = ["Json", "Keys", "Ledger", "Policies"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, errors too.")]
 Ledger = Annotated[
@@ -24,5 +24,14 @@ Keys = Annotated[
         metavar="KEY",
         help="Public key to trust: 64 hex digits or a .pub file. May be given several times; "
         "PHIONYX_LETTA_VERIFY_KEY adds more, separated like PATH.",
+    ),
+]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reviewers",
+        metavar="FILE",
+        help="An approval policy: whose signatures on changes by patches count. May be given several times, for policies of other "
+        "times. Default: PHIONYX_LETTA_REVIEWERS.",
     ),
 ]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phionyx_letta.cli.failures import FAILED, CommandError
-from phionyx_letta.cli.options import Json, Ledger
+from phionyx_letta.cli.keys import known_reviewers
+from phionyx_letta.cli.options import Json, Ledger, Policies
 from phionyx_letta.cli.output import answer, safe, short
 from phionyx_letta.cli.sources import MOST_CANDIDATES, Entry, Source, open_source
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["diff_text", "one_entry", "parent_of", "patch_of", "reviewed", "show", "why_of"]
 
 _DIGEST = re.compile(r"(?:envelope://)?(?:sha256:)?([0-9a-f]{4,64})")
+_DECIDED = {
+    "ok": "signed by the reviewer's key",
+    "failed": "",
+    "not_measured": "the reviewer's signature was not checked: give --reviewers",
+}
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan", "\\": "dim"}
 
 
@@ -27,14 +33,18 @@ def show(
     position: Annotated[
         int | None, typer.Argument(metavar="POSITION", help="With a chain's id: the place in it, from 0.", min=0)
     ] = None,
+    reviewers: Policies = None,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> int:
     """Show one envelope: who changed what, when and why, with its diff where it was kept, and the changes it caused.
 
-    The hash of an upstream envelope, which is in no ledger of ours, shows the changes that name it as their cause. The signature is
-    shown, not checked: `verify` does that.
+    The hash of an upstream envelope, which is in no ledger of ours, shows the changes that name it as their cause. The envelope's
+    signature is shown, not checked: `verify` does that. With the reviewers' keys, the signature of whoever decided is checked.
     """
+    from phionyx_letta.ledger.decision_audit import DecisionAudit
+
+    policy = known_reviewers(reviewers)
     with open_source(ledger) as source:
         digest = _DIGEST.fullmatch(ref.strip().lower()) if position is None else None
         caused = source.caused_by(digest[1]) if digest is not None else []
@@ -51,9 +61,12 @@ def show(
             "seq": entry.seq,
             "envelope": entry.envelope,
         }
+    status, fault = DecisionAudit(policy).feed(shown["envelope"])
+    shown["reviewer_signature"] = status
     shown["caused"] = [_in_short(one) for one in caused]
-    answer(shown, as_json=as_json, show=lambda console: _pages(console, entry, ref, shown["caused"]))
-    return 0
+    signed = [] if status is None else [("decided", fault or _DECIDED[status])]
+    answer(shown, as_json=as_json, show=lambda console: _pages(console, entry, ref, shown["caused"], signed))
+    return 0 if status != "failed" else FAILED
 
 
 def one_entry(source: Source, ref: str, position: int | None) -> Entry:
@@ -107,9 +120,11 @@ def _in_short(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _pages(console: Console, entry: Entry | None, ref: str, caused: list[dict[str, Any]]) -> None:
+def _pages(
+    console: Console, entry: Entry | None, ref: str, caused: list[dict[str, Any]], signed: list[tuple[str, str]]
+) -> None:
     if entry is not None:
-        _page(console, entry)
+        _page(console, entry, signed)
     else:
         console.print(safe(f"{ref} is not in this ledger"), soft_wrap=True)
     if caused:
@@ -120,7 +135,7 @@ def _pages(console: Console, entry: Entry | None, ref: str, caused: list[dict[st
         console.print(safe(said), soft_wrap=True)
 
 
-def _page(console: Console, entry: Entry) -> None:
+def _page(console: Console, entry: Entry, signed: list[tuple[str, str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -132,7 +147,7 @@ def _page(console: Console, entry: Entry) -> None:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, value in _facts(entry):
+    for name, value in [*_facts(entry), *signed]:
         grid.add_row(name, Text(safe(value)))
     console.print(grid)
     kept = entry.diff.get("diff_text")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phionyx_letta.cli.failures import FAILED, NOT_MEASURED, OK, CommandError
-from phionyx_letta.cli.keys import trusted_keys
+from phionyx_letta.cli.keys import known_reviewers, trusted_keys
 from phionyx_letta.cli.ledgers import is_sqlite, ledger_name, open_database, refuse_malformed_url
-from phionyx_letta.cli.options import Json, Keys, Ledger
+from phionyx_letta.cli.options import Json, Keys, Ledger, Policies
 from phionyx_letta.cli.output import answer, safe, stderr, styled
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from phionyx_letta.ledger.audit import AuditReport, Progress
     from phionyx_letta.ledger.audit_log import Outside
     from phionyx_letta.ledger.sql import SqlLedger
+    from phionyx_letta.memory.policy import Policy
     from phionyx_letta.plugin.live import LiveAudit
 
 __all__ = ["show_findings", "show_report", "show_verdict", "summary", "verify"]
@@ -60,6 +61,11 @@ _MEANING = {
     "receipt": {
         "ok": "it says what its signed envelope says",
         "failed": "it does not say what its envelope says",
+    },
+    "reviewers": {
+        "ok": "each change by a patch is signed by the reviewer it names",
+        "failed": "a change by a patch is not what a reviewer signed",
+        "not_measured": "give --reviewers to check who decided",
     },
     "live": {
         "ok": "the blocks in Letta's tables hold what was recorded",
@@ -107,6 +113,7 @@ def verify(
             help="Statements about keys (rotations, revocations) from elsewhere than TARGET. May be given several times.",
         ),
     ] = None,
+    reviewers: Policies = None,
     trace: Annotated[str | None, typer.Option("--trace", metavar="ID", help="Only this chain.")] = None,
     ledger: Ledger = None,
     as_json: Json = False,
@@ -126,9 +133,10 @@ def verify(
     if keys is not None:
         keys = keys.extended(_stated(name))
     outside = _outside(checkpoint, keys) if checkpoint else None
+    policy = known_reviewers(reviewers)
     began = time.monotonic()
     with _progress(quiet=as_json) as progress:
-        report = _verified(name, keys, trace, outside, progress)
+        report = _verified(name, keys, trace, outside, policy, progress)
     result = {**report.to_dict(), "seconds": round(time.monotonic() - began, 3)}
     answer(result, as_json=as_json, show=lambda console: show_report(console, report))
     return _CODES[report.verdict]
@@ -161,22 +169,34 @@ def _outside(sources: list[str], keys: Keyring | None) -> Outside:
 
 
 def _verified(
-    name: str, keys: Keyring | None, trace: str | None, outside: Outside | None, progress: Progress
+    name: str,
+    keys: Keyring | None,
+    trace: str | None,
+    outside: Outside | None,
+    reviewers: Policy | None,
+    progress: Progress,
 ) -> AuditReport:
     path = Path(name)
     if "://" in name or (path.is_file() and is_sqlite(path)):
         from phionyx_letta.ledger.audit_sql import verify_ledger
 
         with open_database(name) as ledger:
-            live = _live(ledger)
-            report = verify_ledger(ledger, verifier=keys, trace_id=trace, outside=outside, live=live, progress=progress)
+            report = verify_ledger(
+                ledger,
+                verifier=keys,
+                trace_id=trace,
+                outside=outside,
+                live=_live(ledger),
+                reviewers=reviewers,
+                progress=progress,
+            )
             return _with_chain(report, trace)
     try:
         if path.is_dir():
             _refuse_checkpoints(outside)
-            return _folder(path, keys, trace)
+            return _folder(path, keys, trace, reviewers)
         if path.is_file():
-            return _file(path, keys, trace, outside, progress)
+            return _file(path, keys, trace, outside, reviewers, progress)
     except OSError as error:
         raise CommandError(f"{name} cannot be read: {error.strerror}", "check its permissions") from None
     refuse_malformed_url(name)
@@ -193,7 +213,7 @@ def _live(ledger: SqlLedger) -> LiveAudit | None:
     return LiveAudit() if {"block", "block_history"} <= set(names) else None
 
 
-def _folder(path: Path, keys: Keyring | None, trace: str | None) -> AuditReport:
+def _folder(path: Path, keys: Keyring | None, trace: str | None, reviewers: Policy | None) -> AuditReport:
     from phionyx_letta.ledger.audit import verify_store
     from phionyx_letta.ledger.filesystem import FilesystemEnvelopeStore
 
@@ -202,10 +222,11 @@ def _folder(path: Path, keys: Keyring | None, trace: str | None) -> AuditReport:
         named = _trace_of(path)
         if trace not in (None, named):
             raise CommandError(f"{path} is the chain {named!r}, not {trace!r}", "leave out --trace")
-        return verify_store(FilesystemEnvelopeStore(path.parent), verifier=keys, trace_id=named)
+        return verify_store(FilesystemEnvelopeStore(path.parent), verifier=keys, trace_id=named, reviewers=reviewers)
     if not any((child / _INDEX).is_file() for child in path.iterdir()):
         raise CommandError(f"there is no chain in the folder {path}", f"a chain is a folder with a file {_INDEX}")
-    return _with_chain(verify_store(FilesystemEnvelopeStore(path), verifier=keys, trace_id=trace), trace)
+    store = FilesystemEnvelopeStore(path)
+    return _with_chain(verify_store(store, verifier=keys, trace_id=trace, reviewers=reviewers), trace)
 
 
 def _trace_of(folder: Path) -> str:
@@ -224,7 +245,12 @@ def _refuse_checkpoints(outside: Outside | None) -> None:
 
 
 def _file(
-    path: Path, keys: Keyring | None, trace: str | None, outside: Outside | None, progress: Progress
+    path: Path,
+    keys: Keyring | None,
+    trace: str | None,
+    outside: Outside | None,
+    reviewers: Policy | None,
+    progress: Progress,
 ) -> AuditReport:
     from phionyx_letta._lines import parse_unique
     from phionyx_letta.evidence.container import looks_like_zip
@@ -234,9 +260,9 @@ def _file(
 
     if path.name == _INDEX and _is_index(path):
         _refuse_checkpoints(outside)
-        return _folder(path.absolute().parent, keys, trace)
+        return _folder(path.absolute().parent, keys, trace, reviewers)
     if looks_like_zip(path):
-        return _bundle(path, keys, trace, outside, progress)
+        return _bundle(path, keys, trace, outside, reviewers, progress)
     if path.suffix == ".json":
         _refuse_checkpoints(outside)
         try:
@@ -247,22 +273,34 @@ def _file(
             ) from None
         if is_receipt(content):
             return verify_receipt(content, verifier=keys)
-        if isinstance(content, dict) and content.keys() <= {"trace_id", "position", "seq", "envelope", "caused"}:
+        if isinstance(content, dict) and content.keys() <= {
+            "trace_id",
+            "position",
+            "seq",
+            "envelope",
+            "caused",
+            "reviewer_signature",
+        }:
             content = _unwrapped(content)  # what `show --json` prints
-        return verify_envelope(content, verifier=keys)
+        return verify_envelope(content, verifier=keys, reviewers=reviewers)
     with path.open("rb") as lines:
         log = None if outside is None else lambda audit: LogAudit(audit, outside)
-        return verify_lines(lines, verifier=keys, trace_id=trace, log=log, progress=progress)
+        return verify_lines(lines, verifier=keys, trace_id=trace, log=log, reviewers=reviewers, progress=progress)
 
 
 def _bundle(
-    path: Path, keys: Keyring | None, trace: str | None, outside: Outside | None, progress: Progress
+    path: Path,
+    keys: Keyring | None,
+    trace: str | None,
+    outside: Outside | None,
+    reviewers: Policy | None,
+    progress: Progress,
 ) -> AuditReport:
     from phionyx_letta.evidence.verifying import verify_bundle
 
     if trace is not None:
         raise CommandError("a bundle is verified as a whole", "leave out --trace, or export that chain alone")
-    return verify_bundle(path, keys=keys, outside=outside, progress=progress)
+    return verify_bundle(path, keys=keys, outside=outside, reviewers=reviewers, progress=progress)
 
 
 def _is_index(path: Path) -> bool:

@@ -17,6 +17,7 @@ from typing import IO
 
 from phionyx_letta._lines import read_envelope
 from phionyx_letta.checkpoint import Checkpoint
+from phionyx_letta.decisions import Reviewers
 from phionyx_letta.errors import NoteError, TornStoreError
 from phionyx_letta.evidence.container import CHECKPOINTS, ENVELOPES, HISTORY, LAYOUT, MANIFEST, MEMBERS, BundleReader
 from phionyx_letta.keys import ROTATION, Keyring, Statement, statements_in
@@ -42,7 +43,12 @@ _TELL_EVERY = 1000
 
 
 def verify_bundle(
-    path: Path, *, keys: Keyring | None, outside: Outside | None = None, progress: Progress | None = None
+    path: Path,
+    *,
+    keys: Keyring | None,
+    outside: Outside | None = None,
+    reviewers: Reviewers | None = None,
+    progress: Progress | None = None,
 ) -> AuditReport:
     """Verify a bundle.
 
@@ -50,6 +56,7 @@ def verify_bundle(
         path: of the zip.
         keys: public keys the caller trusts, and what he knows of them; without one nothing is valid.
         outside: checkpoints the caller has from elsewhere.
+        reviewers: whose decisions about patches count.
         progress: called now and then with the number of envelopes checked.
 
     Raises:
@@ -62,7 +69,7 @@ def verify_bundle(
             audit = Audit(keys)
             audit.fail(BUNDLE, f"this is not a bundle of evidence: {error.message}")
             return _completed(audit.report())
-        return _completed(_Verification(reader, keys, outside, progress).report())
+        return _completed(_Verification(reader, keys, outside, reviewers, progress).report())
 
 
 def read_history(path: Path) -> list[Statement]:
@@ -87,7 +94,12 @@ class _Verification:
     """One pass over one bundle."""
 
     def __init__(
-        self, reader: BundleReader, keys: Keyring | None, outside: Outside | None, progress: Progress | None
+        self,
+        reader: BundleReader,
+        keys: Keyring | None,
+        outside: Outside | None,
+        reviewers: Reviewers | None,
+        progress: Progress | None,
     ) -> None:
         self._reader = reader
         self._outside = outside
@@ -98,7 +110,7 @@ class _Verification:
         self._ring = keys.extended(_statements(reader)) if keys is not None else None
         self._has_log = reader.has(LAYOUT)
         self._whole = self._has_log and self._is_whole()
-        self._audit = Audit(self._ring, block_heads={} if self._whole else None)
+        self._audit = Audit(self._ring, block_heads={} if self._whole else None, reviewers=reviewers)
         self._audit.needed.add(BUNDLE)
         self._audit.measured(BUNDLE)
         self._linkage = Linkage()

@@ -14,8 +14,10 @@ from typing import IO, Any, Protocol
 
 from phionyx_letta._lines import read_envelope
 from phionyx_letta._shape import find_fault, shown
+from phionyx_letta.decisions import Reviewers
 from phionyx_letta.envelope import envelope_hash
 from phionyx_letta.errors import PhionyxError
+from phionyx_letta.ledger.decision_audit import REVIEWERS, DecisionAudit
 from phionyx_letta.ledger.store import EnvelopeStore
 from phionyx_letta.signing import Verifier, signature_algorithm
 from phionyx_letta.verification import DIMENSIONS, BlockHead, ChainVerifier, state_after
@@ -95,6 +97,7 @@ class Audit:
         *,
         block_heads: dict[str, BlockHead] | None = None,
         nonces_elsewhere: bool = False,
+        reviewers: Reviewers | None = None,
     ) -> None:
         """Start with nothing.
 
@@ -102,6 +105,7 @@ class Audit:
             verifier: the trusted key or keys; without one nothing is valid.
             block_heads: given where envelopes come in the order of a whole ledger: linkage of blocks is then checked across chains.
             nonces_elsewhere: the caller looks for mutations that were sealed twice itself.
+            reviewers: whose decisions about patches count; without them these are not measured.
         """
         self.block_heads = block_heads
         self.seen = 0
@@ -112,6 +116,7 @@ class Audit:
         self._extra: dict[str, str] = {}
         self.covered: int | None = None
         self.needed = set(_NEEDED)
+        self._decisions = DecisionAudit(reviewers)
         self._nonces: array[int] | None = None if nonces_elsewhere else array("Q")  # of each envelope; 0: it has none
 
     def chain(self, trace_id: str | None) -> ChainVerifier:
@@ -132,6 +137,14 @@ class Audit:
         self.chain(trace_id).feed(envelope, hashed=hashed, place=place)
         if self._nonces is not None:
             self._nonces.append(_nonce_of(envelope))
+        status, message = self._decisions.feed(envelope)
+        if status == FAILED:
+            found = _single(envelope, REVIEWERS, message)
+            self.fail(REVIEWERS, message, trace_id=trace_id, position=found.position, block_id=found.block_id)
+        elif status == NOT_MEASURED:
+            self.leave_open(REVIEWERS, message, ())
+        elif status == OK:
+            self.measured(REVIEWERS)
 
     def _check_nonces(self) -> None:
         """Where no database can be asked, 8 bytes an envelope are kept to see one mutation sealed twice."""
@@ -220,9 +233,15 @@ class Audit:
         return VALID, None
 
 
-def verify_store(store: EnvelopeStore, *, verifier: Verifier | None, trace_id: str | None = None) -> AuditReport:
+def verify_store(
+    store: EnvelopeStore,
+    *,
+    verifier: Verifier | None,
+    trace_id: str | None = None,
+    reviewers: Reviewers | None = None,
+) -> AuditReport:
     """Verify every chain of a store, or one; what cannot be read is a finding, not an exception."""
-    audit = Audit(verifier)
+    audit = Audit(verifier, reviewers=reviewers)
     traces = store.traces() if trace_id is None else iter([trace_id])
     try:
         for trace in traces:
@@ -238,6 +257,7 @@ def verify_lines(
     verifier: Verifier | None,
     trace_id: str | None = None,
     log: Callable[[Audit], LogFeed] | None = None,
+    reviewers: Reviewers | None = None,
     progress: Progress | None = None,
 ) -> AuditReport:
     """Verify a file with one envelope a line; chains may be mixed, each is told by the trace id its envelopes carry.
@@ -245,7 +265,7 @@ def verify_lines(
     With `trace_id` every line has to belong to that chain. With `log` (as `LogAudit`), the file has to be a whole ledger in the
     order of its sealing.
     """
-    audit, linkage = Audit(verifier), Linkage()
+    audit, linkage = Audit(verifier, reviewers=reviewers), Linkage()
     feed = log(audit) if log else None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -267,7 +287,7 @@ def verify_lines(
     return linkage.settled(audit.report())
 
 
-def verify_envelope(envelope: object, *, verifier: Verifier | None) -> AuditReport:
+def verify_envelope(envelope: object, *, verifier: Verifier | None, reviewers: Reviewers | None = None) -> AuditReport:
     """Verify one envelope by itself: its hash and its signature; its place in a chain is not measured."""
     dimensions = dict.fromkeys(DIMENSIONS, NOT_MEASURED)
     fault = find_fault(envelope)
@@ -296,6 +316,11 @@ def verify_envelope(envelope: object, *, verifier: Verifier | None) -> AuditRepo
             message = "the signature was stripped" if stripped else "the signature is not that of a trusted key"
             found = shown(envelope["subject"].get("key_id", algorithm))
             findings.append(_single(envelope, "signatures", message, getattr(verifier, "key_id", None), found))
+    status, message = DecisionAudit(reviewers).feed(envelope)
+    if status is not None:
+        dimensions[REVIEWERS] = status
+    if status == FAILED:
+        findings.append(_single(envelope, REVIEWERS, message))
     verdict, reason = VALID, None
     if findings:
         verdict, reason = FAILED, findings[0].message
@@ -321,7 +346,9 @@ def named_trace(envelope: object) -> str | None:
     return trace if isinstance(trace, str) else None
 
 
-def _single(envelope: object, dimension: str, message: str, expected: str | None, found: str | None) -> AuditFinding:
+def _single(
+    envelope: object, dimension: str, message: str, expected: str | None = None, found: str | None = None
+) -> AuditFinding:
     subject, mutation = (
         part if isinstance(envelope, dict) and isinstance(part := envelope.get(name), dict) else {}
         for name in ("subject", "mutation")

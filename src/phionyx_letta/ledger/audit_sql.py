@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from phionyx_letta._lines import read_envelope
 from phionyx_letta._shape import find_fault
+from phionyx_letta.decisions import Reviewers
 from phionyx_letta.envelope import CONTENT_UNKNOWN
 from phionyx_letta.errors import LedgerUnavailable
 from phionyx_letta.keys import Keyring, statements_in
@@ -53,6 +54,7 @@ def verify_ledger(
     trace_id: str | None = None,
     outside: Outside | None = None,
     live: LiveFeed | None = None,
+    reviewers: Reviewers | None = None,
     progress: Progress | None = None,
 ) -> AuditReport:
     """Verify everything in a ledger, in sealing order and in one snapshot, or one chain of it.
@@ -62,6 +64,7 @@ def verify_ledger(
         verifier: the trusted key or keys; without one nothing is valid.
         trace_id: only this chain; linkage with other chains' writes is then not measured, nor is the sealing order.
         outside: checkpoints of the log, from outside the database; a whole ledger is compared with them.
+        reviewers: whose decisions about patches count.
         live: compares what is there now with the newest envelopes; a whole ledger only.
         progress: called every few hundred envelopes with how many were checked.
 
@@ -72,7 +75,7 @@ def verify_ledger(
     with snapshot(ledger) as connection:
         if isinstance(verifier, Keyring):
             verifier = verifier.extended(statements_in(stored_statements(connection)))
-        audit = Audit(verifier, block_heads={} if whole else None, nonces_elsewhere=whole)
+        audit = Audit(verifier, block_heads={} if whole else None, nonces_elsewhere=whole, reviewers=reviewers)
         audit.measured(DATABASE)
         log = LogAudit(audit, outside) if outside is not None and whole else None
         epochs = EpochAudit(audit, verifier) if isinstance(verifier, Keyring) and whole else None

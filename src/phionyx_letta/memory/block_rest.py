@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["FilesAndBlocks", "RestBlocks"]
 
 _TRIES = 3
+_PAGE = 1000
+_FINDS_OUT = "if it was in the middle of a write, apply the patch again: that finds out"
 #: How long the envelope of a write is waited for, s: the sealer looks ten times a second.
 _SEALED_WITHIN = 10.0
 
@@ -79,6 +81,7 @@ class RestBlocks:
 
         Raises:
             MissingExtra: `letta-client` is not installed.
+            TargetRefused: the URL names no server.
         """
         if self._client is None:
             try:
@@ -87,8 +90,26 @@ class RestBlocks:
                 raise MissingExtra(
                     "blocks are written with letta-client, which is not installed", "pip install letta-client"
                 ) from error
-            self._client = Letta(base_url=self.base_url, api_key=self._token or "none", max_retries=0, timeout=60.0)
+            import httpx
+
+            try:
+                url = httpx.URL(self.base_url)
+            except (httpx.InvalidURL, UnicodeError):
+                raise self.unusable() from None
+            if url.scheme not in ("http", "https") or not url.host:
+                raise self.unusable()
+            token = self._token or "none"
+            if not token.isascii() or not token.isprintable():  # it goes into a header
+                raise TargetRefused("the token of the Letta server is not ASCII text", "set PHIONYX_LETTA_SERVER_TOKEN")
+            self._client = Letta(base_url=self.base_url, api_key=token, max_retries=0, timeout=60.0)
         return self._client
+
+    def unusable(self) -> TargetRefused:
+        """The error for a URL that names no server."""
+        return TargetRefused(
+            f"{self.base_url!r} is not the URL of a server",
+            "set PHIONYX_LETTA_SERVER_URL to http://host:port or https://…",
+        )
 
 
 class RestBlock:
@@ -167,31 +188,77 @@ class RestBlock:
 
     def _sent(self, text: str, claim: str) -> bool:
         """Have Letta write it; False where somebody else did at the same moment."""
-        update = self._server.client().blocks.update
-        headers = {CLAIM_HEADER: claim}
-        return self._asked(lambda: update(self.identity, value=text, extra_headers=headers), conflict=True) is not None
+        answer = self._asked(
+            lambda client: client.blocks.with_raw_response.update(
+                self.identity, value=text, extra_headers={CLAIM_HEADER: claim}
+            ),
+            conflict=True,
+        )
+        if answer is None:
+            return False
+        if self._block_in(answer).get("value") != text:  # a redirect, or a server in between, took it for a question
+            raise self._foreign("it was asked to write, and answers with another text")
+        return True
 
     def fetched(self) -> dict[str, Any]:
         """Return the block as the server has it.
 
         Raises:
-            TargetRefused: it was deleted, or the server does not answer.
+            TargetRefused: it was deleted, or the server does not answer, or not as Letta does.
         """
-        retrieve = self._server.client().blocks.with_raw_response.retrieve
-        answer = self._asked(lambda: retrieve(self.identity, extra_headers={SERVER_HEADER: "?"}))
+        answer = self._asked(
+            lambda client: client.blocks.with_raw_response.retrieve(self.identity, extra_headers={SERVER_HEADER: "?"})
+        )
         self._armed = bool(answer.headers.get(SERVER_HEADER))
-        return dict(answer.parse().model_dump())
+        return self._block_in(answer)
+
+    def _block_in(self, answer: Any) -> dict[str, Any]:
+        found = self._json_of(answer)
+        if not isinstance(found, dict) or found.get("id") != self.identity or not isinstance(found.get("value"), str):
+            raise self._foreign("its answer is no block of Letta's")
+        return found
 
     def _agents(self) -> list[str]:
-        listed = self._server.client().blocks.agents.list
-        return [agent.id for agent in self._asked(lambda: listed(self.identity, include=[], limit=1000)).items]
+        """All agents that have the block; the server gives a thousand at a time."""
+        found: dict[str, None] = {}
+        while True:
+            page = self._agents_after(next(reversed(found), None))
+            before = len(found)
+            found.update(dict.fromkeys(page))
+            if len(page) < _PAGE or len(found) == before:
+                return list(found)
 
-    def _asked(self, ask: Callable[[], Any], *, conflict: bool = False) -> Any:
+    def _agents_after(self, last: str | None) -> list[str]:
+        more: dict[str, Any] = {"after": last} if last is not None else {}
+        answer = self._asked(
+            lambda client: client.blocks.agents.with_raw_response.list(self.identity, include=[], limit=_PAGE, **more)
+        )
+        page = self._json_of(answer)
+        if not isinstance(page, list) or not all(isinstance(one, dict) and "id" in one for one in page):
+            raise self._foreign("its answer is no list of agents")
+        return [str(one["id"]) for one in page]
+
+    def _json_of(self, answer: Any) -> Any:
+        """What the server answered; not as `letta-client` reads it, which takes any text for a block."""
+        try:
+            return json.loads(answer.http_response.content)
+        except (ValueError, RecursionError):
+            raise self._foreign("its answer is not JSON") from None
+
+    def _foreign(self, why: str) -> TargetRefused:
+        return TargetRefused(
+            f"what answers at {self._server.base_url} is not a Letta server: {why}",
+            f"set PHIONYX_LETTA_SERVER_URL to the server itself; {_FINDS_OUT}",
+        )
+
+    def _asked(self, ask: Callable[[Letta], Any], *, conflict: bool = False) -> Any:
         """Ask the server; None for a conflict, where that is to be looked into."""
+        client = self._server.client()
+        import httpx
         import letta_client
 
         try:
-            return ask()
+            return ask(client)
         except letta_client.ConflictError as error:
             if conflict:
                 return None
@@ -203,11 +270,14 @@ class RestBlock:
             ) from None
         except letta_client.APIStatusError as error:
             raise self._refused(error) from None
-        except letta_client.APIConnectionError:
+        except (letta_client.LettaError, httpx.HTTPError, httpx.StreamError) as error:
+            cause = error.__cause__ or error
             raise TargetRefused(
-                f"the Letta server at {self._server.base_url} does not answer",
-                "start it, or set PHIONYX_LETTA_SERVER_URL",
+                f"the Letta server at {self._server.base_url} does not answer: {type(cause).__name__}",
+                f"start it, or set PHIONYX_LETTA_SERVER_URL; {_FINDS_OUT}",
             ) from None
+        except (httpx.InvalidURL, UnicodeError):
+            raise self._server.unusable() from None
 
     def _refused(self, error: Any) -> TargetRefused:
         body = error.body if isinstance(error.body, dict) else {}

@@ -8,16 +8,16 @@ So an agent, or whoever else may use the API, can neither apply a patch in a rev
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from phionyx_letta._canonical import JSON_ERRORS, encode
+from phionyx_letta.decisions import decide, signed_text
 from phionyx_letta.errors import UntrustedPatch
 from phionyx_letta.memory.policy import Policy, Reviewer
-from phionyx_letta.signing import Signer, Verifier
+from phionyx_letta.signing import UNSIGNED, Signer, Verifier
 
 __all__ = ["CLAIM_HEADER", "SERVER_HEADER", "make_claim", "read_claim"]
 
@@ -26,13 +26,12 @@ CLAIM_HEADER = "X-Phionyx-Living-Memory"
 SERVER_HEADER = "X-Phionyx-Letta"
 #: How old a claim may be, and how far two clocks may differ.
 FRESH = timedelta(minutes=5)
-_PURPOSE = "phionyx-letta/living-memory-claim/v1"
 _MOST_BYTES = 16_000
 _REQUIRED = ("event", "patch_id", "reviewer", "block_id", "expected", "wrote", "at")
 
 
 def make_claim(cause: Mapping[str, Any], block_id: str, expected: str, wrote: str, signer: Signer) -> str:
-    """Return the header's value.
+    """Return the header's value: the decision (`decisions.decide`) and its signature.
 
     Args:
         cause: of `recording.cause`.
@@ -41,10 +40,9 @@ def make_claim(cause: Mapping[str, Any], block_id: str, expected: str, wrote: st
         wrote: content hash of what it will hold.
         signer: the reviewer's.
     """
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    claim = {**cause, "block_id": block_id, "expected": expected, "wrote": wrote, "at": at, "key_id": signer.key_id}
-    text = encode(claim)
-    return f"{_packed(text)}.{_packed(signer.sign(_digest(text)))}"
+    claim = decide(cause, block_id, expected, wrote, signer, signer.key_id)
+    signature = str(claim.pop("signature", UNSIGNED))
+    return f"{_packed(encode(claim))}.{_packed(signature)}"
 
 
 def read_claim(
@@ -58,7 +56,7 @@ def read_claim(
         policy: who may decide; only their keys count then.
 
     Returns:
-        The claim, and the reviewer the policy knows the key of.
+        The claim with its `signature`, and the reviewer the policy knows the key of.
 
     Raises:
         UntrustedPatch: it is malformed, too old, or not signed by a trusted key.
@@ -72,17 +70,18 @@ def read_claim(
         if not isinstance(claim, dict) or not all(isinstance(claim.get(name), str) for name in _REQUIRED):
             raise ValueError
         at = datetime.fromisoformat(claim["at"])
-        if at.tzinfo is None:
-            raise ValueError
+        if at.tzinfo is None or "signature" in claim or encode(claim) != plain:
+            raise ValueError  # in any other form the envelope could not be checked: it keeps the claim, not its text
+        digest = signed_text(claim)
     except (*JSON_ERRORS, UnicodeDecodeError):
         raise UntrustedPatch(f"the header {CLAIM_HEADER} is malformed", "use `phionyx-letta memory apply`") from None
-    reviewer = policy.signed_by(_digest(plain), signed) if policy is not None else None
+    reviewer = policy.signed_by(digest, signed) if policy is not None else None
     if policy is not None and (reviewer is None or reviewer.name != claim["reviewer"]):
         raise UntrustedPatch(
             f"no reviewer of this server has signed, in his own name, that patch {claim['patch_id'][:40]} is applied",
             "sign with a reviewer's key and `--by` his name, as PHIONYX_LETTA_REVIEWERS of the server lists them",
         )
-    if policy is None and (verifier is None or not verifier.verify(_digest(plain), signed)):
+    if policy is None and (verifier is None or not verifier.verify(digest, signed)):
         raise UntrustedPatch(
             f"no key this server trusts has signed that patch {claim['patch_id'][:40]} is applied",
             "sign with the server's key, or add the reviewer's public key to PHIONYX_LETTA_TRUSTED_KEYS of the server",
@@ -91,11 +90,7 @@ def read_claim(
         raise UntrustedPatch(
             f"the reviewer's signature is of {claim['at']}, too long ago", "apply the patch again; compare the clocks"
         )
-    return claim, reviewer
-
-
-def _digest(text: str) -> str:
-    return "sha256:" + hashlib.sha256(f"{_PURPOSE}\n{text}".encode()).hexdigest()
+    return {**claim, "signature": signed}, reviewer
 
 
 def _packed(text: str) -> str:

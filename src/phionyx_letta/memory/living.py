@@ -1,12 +1,13 @@
 """`LivingMemory`: the second seed's front door. Sessions become patches; people approve, reject, apply, rebase and revert them.
 
-Nothing is written to a memory file but by `apply` and `revert`, and never over what the patch was not made for. Every act holds
-the patch store alone, so of two processes that act on one patch one finds it already done. What an act is about to write is in
-the log before it is written: one that was cut short is finished by doing it again.
+Nothing is written to a memory file but by `apply` and `revert`, and never over what the patch was not made for. Every act is alone
+with its target, so of two processes that act on one patch one finds it already done; the store stays free meanwhile. What an act is
+about to write is in the log before it is written: one that was cut short is finished by doing it again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -21,6 +22,7 @@ from phionyx_letta.errors import (
     UntrustedPatch,
 )
 from phionyx_letta.ledger.store import EnvelopeStore
+from phionyx_letta.memory.approval import check_decided, check_decider, check_seen
 from phionyx_letta.memory.binding import check_bound
 from phionyx_letta.memory.deciding import (
     Change,
@@ -46,6 +48,7 @@ from phionyx_letta.memory.opening import (
 )
 from phionyx_letta.memory.patches import HISTORY, MemoryPatch, PatchStatus, check_trust, transition
 from phionyx_letta.memory.pii import MemoryPIIFilter
+from phionyx_letta.memory.policy import Policy
 from phionyx_letta.memory.proposing import Found, Proposing, placed_again
 from phionyx_letta.memory.recording import MutationRecorder, cause
 from phionyx_letta.memory.reviewing import described
@@ -81,6 +84,7 @@ class LivingMemory:
         envelopes: EnvelopeStore | None = None,
         signer: Signer | None = None,
         verifier: Verifier | None = None,
+        policy: Policy | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
         """Take the managed files, the proposer and where things are kept; nothing is read or written yet.
@@ -101,14 +105,18 @@ class LivingMemory:
             envelopes: where each applied or reverted patch leaves its evidence.
             provenance: where the sessions come from, as JSON; each patch proposed keeps it (`metadata["proposed_from"]`).
             signer, verifier: in place of what the secret or the environment gives; a verifier may trust several keys.
+            policy: who may decide; their keys are trusted too, approval is required, and no other key approves, applies or reverts.
 
         Raises:
             SigningKeyError: the configured key is missing or malformed.
             TargetRefused: a path cannot be one.
         """
         self.proposer = proposer
-        self.require_approval = require_approval
+        self.require_approval = require_approval or policy is not None
         self.signer, self.verifier = keys(sign, signature_secret, signer, verifier)
+        self.policy = policy
+        if policy is not None:
+            self.verifier = policy.trusting(self.verifier)
         self.store: Patches = store or open_store(store_path)
         self.pii = pii_filter or MemoryPIIFilter()
         self.router = file_router or MemoryFileRouter()
@@ -124,6 +132,7 @@ class LivingMemory:
             pii=self.pii,
             router=self.router,
             signer=self.signer,
+            verifier=self.verifier,
             evidence_required=require_approval or sign,
             kept=open_kept(self.store, self.pii),
             provenance=provenance,
@@ -144,8 +153,9 @@ class LivingMemory:
 
         Raises:
             PatchNotFound: there is no such patch.
+            PatchChanged: the one in hand is not the one that is stored.
         """
-        return described(self._load(patch), self.targets, self.verifier, self.store)
+        return described(self._load(patch), self.targets, self.verifier, self.store, self.policy)
 
     # -- proposing -----------------------------------------------------------------------------------------------
 
@@ -192,16 +202,12 @@ class LivingMemory:
 
     def keep(self, found: Sequence[Found], session_id: str) -> list[MemoryPatch]:
         """The second half: count the facts and store those that are due as patches."""
-        patches = []
         with self.store.exclusive():
-            for proposal in found:
-                patch = self._proposing.patch_for(proposal, session_id)
-                if patch is None:
-                    continue
-                if not self.require_approval and "untrusted" not in patch.metadata:
-                    patch = self._applied_at_once(patch)
-                patches.append(patch)
-        return patches
+            made = [self._proposing.patch_for(proposal, session_id) for proposal in found]
+        patches = [patch for patch in made if patch is not None]
+        if self.require_approval:
+            return patches
+        return [patch if "untrusted" in patch.metadata else self._applied_at_once(patch) for patch in patches]
 
     async def propose_from_kept_sessions(self) -> list[MemoryPatch]:
         """Propose from the sessions that were kept because the proposer gave no answer; each is forgotten once it did.
@@ -227,14 +233,24 @@ class LivingMemory:
 
     # -- deciding ------------------------------------------------------------------------------------------------
 
-    def approve(self, patch: MemoryPatch | str, *, by: str | None = None, reason: str = "") -> MemoryPatch:
+    def approve(
+        self, patch: MemoryPatch | str, *, by: str | None = None, reason: str = "", content: str | None = None
+    ) -> MemoryPatch:
         """Approve a pending patch, without applying it yet.
 
+        Args:
+            patch: it, as it was reviewed, or its id. Whatever act it is for, a patch in hand has to be the one that is stored.
+            by: who decides; by default the user, or the reviewer whose key signs.
+            reason: why.
+            content: the digest of what was reviewed (`review()["content"]`), where only the id is at hand.
+
         Raises:
+            PatchChanged: the stored patch is not what was reviewed.
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
         """
-        with self.store.exclusive():
-            found = self._trusted(patch, "approve", ("pending",))
+        with self._acting(patch):
+            found = self._trusted(patch, "approve", ("pending",), content)
+            self._may_decide(by)
             return self._moved(found, "approved", by, reason)
 
     def reject(self, patch: MemoryPatch | str, reason: str = "", *, by: str | None = None) -> MemoryPatch:
@@ -245,7 +261,7 @@ class LivingMemory:
         Raises:
             PatchNotFound, IllegalTransition: it is not there, or already applied, reverted or rejected.
         """
-        with self.store.exclusive():
+        with self._acting(patch):
             found = self._load(patch)
             try:
                 check_trust(found, self.verifier)
@@ -267,7 +283,7 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
             TargetRefused: the target is not managed.
         """
-        with self.store.exclusive():
+        with self._acting(patch):
             found = self._trusted(patch, "edit", ("pending", "approved", "conflict"))
             self._require_unwritten(found)
             author = self._name(by)
@@ -275,16 +291,20 @@ class LivingMemory:
             self._moved(found, "rejected", by, reason or f"edited as {new.patch_id}", {"replaced_by": new.patch_id})
             return new
 
-    def apply(self, patch: MemoryPatch | str, *, by: str | None = None, reason: str = "") -> MemoryPatch:
-        """Write a pending or approved patch to its target; applying is approving.
+    def apply(
+        self, patch: MemoryPatch | str, *, by: str | None = None, reason: str = "", content: str | None = None
+    ) -> MemoryPatch:
+        """Write a pending or approved patch to its target; applying is approving, so it takes the arguments of `approve`.
 
         Raises:
+            PatchChanged: the stored patch is not what was reviewed.
             DiffConflictError: the target has changed by more than whitespace; the patch is now `conflict`, nothing was written.
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or its status forbids it.
             TargetRefused: the target is not managed, or cannot be written without loss.
         """
-        with self.store.exclusive():
-            found = self._trusted(patch, "apply", ("pending", "approved"))
+        with self._acting(patch):
+            found = self._trusted(patch, "apply", ("pending", "approved"), content)
+            self._may_decide(by)
             target = self.targets.resolve(found.file_path)
             current = target.read()
             change, envelope = announced(found), None
@@ -311,7 +331,7 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or there is nothing to rebase.
             TargetRefused: the target is not managed, or is not text.
         """
-        with self.store.exclusive():
+        with self._acting(patch):
             found = self._trusted(patch, "rebase", ("pending", "approved", "conflict"))
             self._require_unwritten(found)
             target = self.targets.resolve(found.file_path)
@@ -343,8 +363,9 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not applied.
             TargetRefused: the target is not managed, or cannot be written without loss.
         """
-        with self.store.exclusive():
+        with self._acting(patch_id):
             found = self._trusted(patch_id, "revert", ("applied",))
+            self._may_decide(by)
             target = self.targets.resolve(found.file_path)
             current = target.read()
             change = announced(found)
@@ -365,23 +386,41 @@ class LivingMemory:
 
     # -- the parts of an act -------------------------------------------------------------------------------------
 
-    def _load(self, patch: MemoryPatch | str) -> MemoryPatch:
+    def _acting(self, patch: MemoryPatch | str) -> contextlib.AbstractContextManager[None]:
+        """Be alone with the target of a patch; what is found in the store before does not count."""
+        return self.store.acting(self._load(patch).file_path)
+
+    def _load(self, patch: MemoryPatch | str, content: str | None = None) -> MemoryPatch:
+        """Load a patch that is the one that was seen: the one in hand, and the one of this digest."""
         patch_id = patch.patch_id if isinstance(patch, MemoryPatch) else patch
         found = self.store.get(patch_id)
         if found is None:
             raise PatchNotFound(f"Patch '{patch_id}' not found.", "`phionyx-letta memory log` shows what there is")
+        for seen in (patch if isinstance(patch, MemoryPatch) else None, content):
+            if seen is not None:
+                check_seen(found, seen)
         return found
 
-    def _trusted(self, patch: MemoryPatch | str, act: str, statuses: tuple[str, ...]) -> MemoryPatch:
+    def _trusted(
+        self, patch: MemoryPatch | str, act: str, statuses: tuple[str, ...], content: str | None = None
+    ) -> MemoryPatch:
         """Load a patch that verifies and whose status allows the act; a status that does not verify is no reason for anything."""
-        found = self._load(patch)
+        found = self._load(patch, content)
         check_trust(found, self.verifier)
+        check_decided(found, self.policy)
         check_bound(found, self.store, self.targets)
         require(found, act, statuses)
         return found
 
+    def _may_decide(self, by: str | None) -> None:
+        if self.policy is not None:
+            check_decider(self.policy, self.signer, by)
+
     def _name(self, by: str | None) -> str:
         """Who decides, filtered like the reason: an address or a number does not enter what is never removed."""
+        if by is None and self.policy is not None:
+            holder = self.policy.holder(getattr(self.signer, "public_key_hex", None))
+            by = holder.name if holder is not None else None
         return self.pii.filter_content(by or reviewer()).filtered_content
 
     def _moved(

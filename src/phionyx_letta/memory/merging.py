@@ -14,7 +14,7 @@ from typing import Any
 
 from merge3 import Merge3
 
-__all__ = ["FileDiffEngine", "merge", "reverse_merge", "same_but_whitespace"]
+__all__ = ["FileDiffEngine", "both_added", "merge", "reverse_merge", "same_but_whitespace"]
 
 Edit = tuple[int, int, Sequence[str]]
 """Lines `[start, end)` of the base are replaced by these."""
@@ -109,6 +109,23 @@ def merge(before: str, after: str, current: str) -> str | None:
             return None
         merged += both
     return _joined(merged)
+
+
+def both_added(before: str, after: str, current: str) -> str | None:
+    """Bring lines that `after` adds to `before` into `current`, which may have added others in the same place: they come after those.
+
+    None where `after` does more than add lines, or where `current` changed the lines around.
+    """
+    ended = [text if not text or text.endswith("\n") else text + "\n" for text in (before, after, current)]
+    if any(end > start for start, end, _ in _edits(_lines(ended[0]), _lines(ended[1]))):
+        return None
+    merged: list[str] = []
+    for kind, lines, theirs, ours in _regions(*ended):
+        if kind == "conflict" and lines:
+            return None
+        merged += [*ours, *theirs] if kind == "conflict" else lines
+    text = "".join(merged)
+    return text if after.endswith("\n") or current.endswith("\n") else text.removesuffix("\n")
 
 
 def reverse_merge(before: str, after: str, current: str) -> str | None:

@@ -11,18 +11,21 @@ user and reads its key (a tool in Letta's local sandbox) still cannot decide in 
 
 from __future__ import annotations
 
+import logging
+import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from phionyx_letta.errors import PhionyxError, SettingsError
-from phionyx_letta.signing import Ed25519Verifier, load_verifier
+from phionyx_letta.signing import Ed25519Verifier, TrustedKeys, Verifier, load_verifier
 
-__all__ = ["Policy", "Reviewer"]
+__all__ = ["Policy", "PolicyFile", "Reviewer"]
 
+_log = logging.getLogger(__name__)
 _KNOWN = {"name", "key", "blocks"}
 _HOW = "docs/sessions.md shows one"
 
@@ -34,6 +37,8 @@ class Reviewer:
     name: str
     verifier: Ed25519Verifier
     blocks: tuple[str, ...]
+    source: Path | None = None
+    """The file of the key, where it is in one."""
 
     def may_write(self, label: str) -> bool:
         """Whether a block of this label is his to decide about."""
@@ -67,9 +72,71 @@ class Policy:
             raise SettingsError(f"the approval policy {path} names a reviewer twice", "give each a name of his own")
         return cls(reviewers)
 
+    @classmethod
+    def load_all(cls, paths: Iterable[str]) -> Policy:
+        """Read several, as they were at different times: what was decided under any of them is checked with all their keys.
+
+        Raises:
+            SettingsError: as `load`.
+        """
+        return cls(tuple(one for path in paths for one in cls.load(path).reviewers))
+
     def signed_by(self, signed: str, signature: str) -> Reviewer | None:
         """Return whose key made this signature, or None."""
         return next((one for one in self.reviewers if one.verifier.verify(signed, signature)), None)
+
+    def signed_as(self, name: str, signed: str, signature: str) -> bool:
+        """Return whether a key of the reviewer of this name made the signature."""
+        return any(one.name == name and one.verifier.verify(signed, signature) for one in self.reviewers)
+
+    def holder(self, public_key_hex: str | None) -> Reviewer | None:
+        """Return whose key this is, or None."""
+        return next((one for one in self.reviewers if one.verifier.public_key_hex == public_key_hex), None)
+
+    def trusting(self, verifier: Verifier | None) -> Verifier:
+        """Return what checks signatures of a key that is trusted anyhow, or of a reviewer's."""
+        return TrustedKeys([*([verifier] if verifier is not None else []), *(one.verifier for one in self.reviewers)])
+
+
+class PolicyFile:
+    """The policy of a running server, read again when its file or a key's file changes; nobody may decide while it is broken."""
+
+    def __init__(self, path: str) -> None:
+        """Nothing is read yet."""
+        self.path = path
+        self.fault: str | None = None
+        self._policy = Policy(())
+        self._marks: list[tuple[int, ...] | None] | None = None
+
+    def current(self) -> Policy:
+        """Return the policy that counts now; one without reviewers where the file cannot be used, which is logged."""
+        if self._marks is None or self._marks != self._look():
+            self._load()
+        return self._policy
+
+    def _load(self) -> None:
+        before, self._marks = self.fault, None  # a broken one is read again each time
+        try:
+            self._policy, self.fault = Policy.load(self.path), None
+        except SettingsError as error:
+            self._policy, self.fault = Policy(()), error.message
+            if self.fault != before:
+                _log.error("phionyx-letta: nobody may decide about patches: %s", error)
+            return
+        self._marks = self._look()
+        _log.info("phionyx-letta: %s reviewers may decide about patches", len(self._policy.reviewers))
+
+    def _look(self) -> list[tuple[int, ...] | None]:
+        sources = [one.source for one in self._policy.reviewers if one.source is not None]
+        return [_mark(path) for path in (Path(self.path), *sources)]
+
+
+def _mark(path: Path) -> tuple[int, ...] | None:
+    try:
+        state = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 def _reviewer(given: Any, path: Path) -> Reviewer:
@@ -87,9 +154,9 @@ def _reviewer(given: Any, path: Path) -> Reviewer:
         )
     if not isinstance(blocks, list) or not all(isinstance(one, str) for one in blocks):
         raise SettingsError(f"blocks of {name} in {path} have to be a list of labels", _HOW)
-    beside = path.parent / key
+    source = next((one for one in (path.parent / key, Path(key)) if one.is_file()), None)
     try:
-        verifier = load_verifier(beside if beside.is_file() else key)
+        verifier = load_verifier(source or key)
     except PhionyxError as error:
         raise SettingsError(f"the key of {name} in {path} cannot be used: {error.message}", error.remedy) from None
-    return Reviewer(name, verifier, tuple(blocks))
+    return Reviewer(name, verifier, tuple(blocks), source)

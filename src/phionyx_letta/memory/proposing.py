@@ -18,7 +18,7 @@ from phionyx_letta.errors import ProposerUnavailable, TargetRefused
 from phionyx_letta.memory.binding import BOUND, bound_to
 from phionyx_letta.memory.facts import same_fact
 from phionyx_letta.memory.kept import KeptSessions
-from phionyx_letta.memory.merging import FileDiffEngine
+from phionyx_letta.memory.merging import FileDiffEngine, both_added
 from phionyx_letta.memory.occurrences import OccurrenceRecord, Occurrences
 from phionyx_letta.memory.patches import HISTORY, MemoryPatch, transition
 from phionyx_letta.memory.pii import MemoryPIIFilter
@@ -29,7 +29,8 @@ from phionyx_letta.memory.stored import Patches
 from phionyx_letta.memory.targets import Target, Targets
 from phionyx_letta.memory.transcript import UNKNOWN, Message, is_machine_id, parse_transcript
 from phionyx_letta.memory.trimming import over_limit
-from phionyx_letta.signing import Signer
+from phionyx_letta.memory.twins import pending_twin
+from phionyx_letta.signing import Signer, Verifier
 
 __all__ = ["Found", "Proposing", "placed_again"]
 
@@ -84,6 +85,7 @@ class Proposing:
         pii: MemoryPIIFilter,
         router: MemoryFileRouter,
         signer: Signer,
+        verifier: Verifier | None,
         evidence_required: bool,
         kept: KeptSessions | None,
         provenance: Mapping[str, Any] | None = None,
@@ -96,6 +98,7 @@ class Proposing:
         self._pii = pii
         self._router = router
         self._signer = signer
+        self._verifier = verifier
         self._evidence_required = evidence_required
         self.kept = kept
         self._provenance = dict(provenance or {})
@@ -195,7 +198,8 @@ class Proposing:
             metadata["over_limit"] = over
         patch = self._born(name, before, after, cleaner.clean(proposal.rationale), quotes, category, session, metadata)
         found.texts[target.identity] = after
-        return self._saved(patch)
+        twin = pending_twin(patch, self._store, self._verifier)
+        return twin if twin is not None else self._saved(patch)
 
     def _saved(self, patch: MemoryPatch) -> MemoryPatch:
         """Store a patch as the newest of its fact; noted first, so that a crash in between cannot lead to a second one."""
@@ -207,8 +211,10 @@ class Proposing:
     def successor(self, patch: MemoryPatch, before: str, after: str, relation: str, author: str) -> MemoryPatch:
         """Store a pending patch that takes another's place, with `relation` naming it."""
         after = _Cleaner(self._pii, {}).clean_new(before, after)
-        kept = {name: value for name, value in patch.metadata.items() if name not in (HISTORY, "found")}
+        kept = {name: value for name, value in patch.metadata.items() if name not in (HISTORY, "found", "over_limit")}
         metadata = {**kept, relation: patch.patch_id, "found": content_hash(before)}
+        if (over := over_limit(before, after, self._targets.resolve(patch.file_path).limit)) is not None:
+            metadata["over_limit"] = over
         new = self._born(
             *(patch.file_path, before, after, patch.rationale, list(patch.evidence_refs)),
             *(patch.category, patch.session_id, metadata),
@@ -317,10 +323,10 @@ class Proposing:
 
 
 def placed_again(patch: MemoryPatch, text: str) -> str | None:
-    """Return `text` with the patch's addition placed in it anew, or None where the patch is no addition of one fact."""
+    """Return `text` with the patch's addition placed in it anew, or None where the patch is no mere addition."""
     content, section = patch.metadata.get("content"), patch.metadata.get("section")
-    if not isinstance(content, str) or "edited_from" in patch.metadata:
-        return None
+    if not isinstance(content, str) or "edited_from" in patch.metadata:  # not a fact: what an agent or a reviewer wrote
+        return both_added(patch.before_content, patch.after_content, text)
     return text if _holds(text, content) else place(text, content, section if isinstance(section, str) else None)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from phionyx_letta.decisions import decide, kept
 from phionyx_letta.diff import MemoryDiff
 from phionyx_letta.envelope import MemoryMutationContext
 from phionyx_letta.errors import StoreError
@@ -30,6 +31,7 @@ class MutationRecorder:
         """Take the store of envelopes and what signs them."""
         self._envelopes = envelopes
         self._signer = signer
+        self._key = (signer, signer.key_id)
 
     def probe(self, target: Target) -> None:
         """Refuse early: see whether the store of envelopes can be read and, as far as it can tell, written.
@@ -74,7 +76,8 @@ class MutationRecorder:
             if known and known["after_hash"] != change.diff.before_hash:
                 self._emit(target, length, "write", _replaced(known, change.diff), {"event": "edit_outside"}, OUTSIDE)
                 length += 1
-            return self._emit(target, length, change.kind, change.diff, noted, PRODUCER)
+            decided = decide(noted, target.identity, change.diff.before_hash, change.diff.after_hash, *self._key)
+            return self._emit(target, length, change.kind, change.diff, kept(decided, salted=False), PRODUCER)
         except (StoreError, OSError) as error:
             raise StoreError(
                 f"{target.label} was written, but its envelope was not: {error}",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from phionyx_letta.errors import TargetRefused, UntrustedPatch
+from phionyx_letta.memory.approval import check_decided
 from phionyx_letta.memory.binding import BOUND, check_bound
 from phionyx_letta.memory.deciding import applicable
 from phionyx_letta.memory.merging import FileDiffEngine
-from phionyx_letta.memory.patches import MemoryPatch, check_trust
+from phionyx_letta.memory.patches import MemoryPatch, check_trust, content_digest
+from phionyx_letta.memory.policy import Policy
 from phionyx_letta.memory.stored import HEAD, Patches
 from phionyx_letta.memory.targets import Targets
 from phionyx_letta.signing import Verifier, signature_algorithm
@@ -16,10 +18,17 @@ from phionyx_letta.signing import Verifier, signature_algorithm
 __all__ = ["described", "last_envelope", "listed"]
 
 
-def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None, store: Patches) -> dict[str, Any]:
+def described(
+    patch: MemoryPatch,
+    targets: Targets,
+    verifier: Verifier | None,
+    store: Patches,
+    policy: Policy | None = None,
+) -> dict[str, Any]:
     """Return a patch for review, as JSON.
 
-    The seed's keys, and: `diff_recorded` where the diff the patch carries is not that of its content; `target` (`unchanged`,
+    The seed's keys, and: `content`, the digest of all that is decided about, for `approve` and `apply`;
+    `diff_recorded` where the diff the patch carries is not that of its content; `target` (`unchanged`,
     `whitespace`, `diverged`, `missing` or why it is refused) and `target_notes`; `over_limit`, what does not fit and what to
     trim; `proposed_from`, the agent, session and model; `envelope` of the last write; `signature` (its algorithm),
     `signature_valid` (never for an unsigned patch) and `signature_note`; `bound_to`, the store and the target it was made for, or
@@ -28,9 +37,10 @@ def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None, s
     """
     diff = FileDiffEngine.generate_unified_diff(patch.before_content, patch.after_content, patch.file_path)
     algorithm = signature_algorithm(patch.signature)
-    note = trust_note(patch, verifier, store, targets)
+    note = trust_note(patch, verifier, store, targets, policy)
     return {
         "patch_id": patch.patch_id,
+        "content": content_digest(patch),
         "file_path": patch.file_path,
         "status": patch.status,
         "rationale": patch.rationale,
@@ -63,18 +73,24 @@ def described(patch: MemoryPatch, targets: Targets, verifier: Verifier | None, s
     }
 
 
-def listed(patch: MemoryPatch, verifier: Verifier | None, store: Patches, targets: Targets) -> dict[str, Any]:
-    """Return what a list shows of a patch: its summary, and in `signature_note` why it may not be acted on, or None."""
+def listed(
+    patch: MemoryPatch, verifier: Verifier | None, store: Patches, targets: Targets, policy: Policy | None = None
+) -> dict[str, Any]:
+    """Return what a list shows of a patch: its summary, its digest, and in `signature_note` why it may not be acted on, or None."""
     return {
         **{name: getattr(patch, name) for name in HEAD},
-        "signature_note": trust_note(patch, verifier, store, targets),
+        "content": content_digest(patch),
+        "signature_note": trust_note(patch, verifier, store, targets, policy),
     }
 
 
-def trust_note(patch: MemoryPatch, verifier: Verifier | None, store: Patches, targets: Targets) -> str | None:
+def trust_note(
+    patch: MemoryPatch, verifier: Verifier | None, store: Patches, targets: Targets, policy: Policy | None
+) -> str | None:
     """Return why the patch may not be acted on, or None."""
     try:
         check_trust(patch, verifier)
+        check_decided(patch, policy)
         check_bound(patch, store, targets)
     except UntrustedPatch as error:
         return error.message

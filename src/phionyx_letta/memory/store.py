@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -29,13 +30,14 @@ try:
 except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["PatchStore", "exclusive_file"]
+__all__ = ["LONGEST_WAIT", "PatchStore", "exclusive_file"]
 
 _HEAD_END = b', "after_content": '  # cannot stand inside a JSON text: there every quote has a backslash before it
 _FIRST, _SECOND = b'{"patch_id": "', b'", "status": "'
 _STATUS_AT = {f'{status}"'[:8].encode(): status.encode() for status in get_args(PatchStatus)}
 """The first eight bytes of a status tell which it is. No regular expression: half as quick (measured)."""
 _BRACE = ord("}")
+LONGEST_WAIT = 30.0  # s, for another process that holds what is needed; holding it takes milliseconds
 _PIECE = 1 << 20  # bytes read at once: what fits the processor's caches is twice as quick
 _log = logging.getLogger(__name__)
 
@@ -71,6 +73,12 @@ class PatchStore:
                     yield
                 finally:
                     self._held = None
+
+    @contextlib.contextmanager
+    def acting(self, target: str) -> Iterator[None]:
+        """Be alone with those who act on any target of this store, see `Patches.acting`."""
+        with exclusive_file(Path(f"{self.path}.acts.lock")):
+            yield
 
     def save(self, patch: MemoryPatch) -> MemoryPatch:
         """Add a patch; it is durable on return.
@@ -177,8 +185,7 @@ class PatchStore:
                 yield None
                 return
             with file:
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_SH)  # no line is half written while we look
+                _lock(file, self.path, shared=True)  # no line is half written while we look
                 self._index(file)
                 if fcntl is not None:
                     fcntl.flock(file, fcntl.LOCK_UN)
@@ -327,7 +334,7 @@ def exclusive_file(path: Path) -> Iterator[FileIO]:
     """Open a file for appending, alone among all processes; it is made if it is missing.
 
     Raises:
-        StoreError: it cannot be made or opened.
+        StoreError: it cannot be made or opened, or another process does not let go of it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -338,9 +345,27 @@ def exclusive_file(path: Path) -> Iterator[FileIO]:
     except OSError as error:
         raise StoreError(f"{path} cannot be used: {error.strerror}", "check its permissions and the disk") from None
     with FileIO(descriptor, "r+") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)  # gone when it is closed
+        _lock(file, path)  # gone when it is closed
         yield file
+
+
+def _lock(file: FileIO, path: Path, *, shared: bool = False) -> None:
+    """Lock a file, waiting a while for whoever has it."""
+    if fcntl is None:
+        return
+    deadline = time.monotonic() + LONGEST_WAIT
+    while True:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StoreError(
+                    f"another process has held {path} for {LONGEST_WAIT:.0f} s; nothing was done",
+                    f"wait for it, or end it: `fuser {path}` names it; nothing is lost by that",
+                ) from None
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _object(text: bytes) -> dict[str, Any]:

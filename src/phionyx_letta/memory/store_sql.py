@@ -1,13 +1,15 @@
 """Patches and occurrences in the ledger's database: SQLite, or PostgreSQL for several hosts.
 
-A row is one state of a patch, nothing is overwritten; the newest of a patch is marked, so lists read no content. Who acts on
-patches holds a lock of its own for the whole act: an advisory lock on PostgreSQL, a lock file beside a SQLite database. It is not
-the ledger's, so that envelopes are written meanwhile.
+A row is one state of a patch, nothing is overwritten; the newest of a patch is marked, so lists read no content. Locks are
+advisory on PostgreSQL, lock files beside a SQLite database, and not the ledger's, so that envelopes are written meanwhile. The
+store's own is held while rows are compared and written; who acts on a target, which may take as long as a server does, holds that
+target's. Nobody waits for either longer than `LONGEST_WAIT`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -17,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, func, select
+from sqlalchemy import ColumnElement, Connection, Select, func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from phionyx_letta._canonical import JSON_ERRORS
@@ -27,7 +29,7 @@ from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.memory.occurrences import OccurrenceRecord, TrackerBase, read_record
 from phionyx_letta.memory.once import warn_once
 from phionyx_letta.memory.patches import MemoryPatch
-from phionyx_letta.memory.store import exclusive_file
+from phionyx_letta.memory.store import LONGEST_WAIT, exclusive_file
 from phionyx_letta.memory.stored import HEAD, PatchSummary, patch_json
 
 __all__ = ["SqlOccurrenceTracker", "SqlPatchStore", "in_one_transaction"]
@@ -44,14 +46,19 @@ class _Database:
         self._lock = lock
         self._mutex = threading.RLock()
         self._depth = 0
-        self._joined: Connection | None = None
+        self._own = threading.local()  # of a thread that joined a transaction: another must not write into it
+
+    @property
+    def _joined(self) -> Connection | None:
+        found: Connection | None = getattr(self._own, "joined", None)
+        return found
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the lock, among all processes; may be entered again by the thread that holds it."""
         with self._mutex, contextlib.ExitStack() as held:
             if self._depth == 0:
-                held.enter_context(self._locked())
+                held.enter_context(self.locked(self._lock))
             self._depth += 1
             try:
                 yield
@@ -63,25 +70,50 @@ class _Database:
         """Do everything in the caller's transaction, under the lock."""
         with self._mutex:
             if self.ledger.engine.dialect.name == "postgresql":
-                connection.execute(select(func.pg_advisory_xact_lock(_key(self._lock))))
-            self._depth, self._joined = self._depth + 1, connection
+                self._take(connection, _key(self._lock), self._lock)
+            self._depth, self._own.joined = self._depth + 1, connection
             try:
                 yield
             finally:
-                self._depth, self._joined = self._depth - 1, None
+                self._depth, self._own.joined = self._depth - 1, None
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self, lock: str, target: str = "") -> Iterator[None]:
+        """Hold a lock among all processes: one of each kind, on PostgreSQL one of each kind and target.
+
+        Raises:
+            LedgerUnavailable: another process has held it for `LONGEST_WAIT`.
+        """
         engine = self.ledger.engine
         if engine.dialect.name == "postgresql":
-            with self._translated(), engine.connect() as connection, connection.begin():
-                connection.execute(select(func.pg_advisory_xact_lock(_key(self._lock))))
+            with contextlib.ExitStack() as held:
+                with self._translated():
+                    connection = engine.connect()
+                    held.callback(_let_go, connection)
+                    self._take(connection, _key(lock, target), lock)
                 yield
         elif engine.url.database in (None, "", ":memory:"):
             yield
         else:
-            with exclusive_file(Path(f"{engine.url.database}.{self._lock}.lock")):
+            with exclusive_file(Path(f"{engine.url.database}.{lock}.lock")):
                 yield
+
+    def _take(self, connection: Connection, key: int, lock: str) -> None:
+        """Take an advisory lock until the transaction ends, which the server notices soon where this host is gone."""
+        connection.execute(_PATIENCE, {"wait": f"{LONGEST_WAIT * 1000:.0f}"})
+        try:
+            connection.execute(select(func.pg_advisory_xact_lock(key)))
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) != _LOCK_TIMEOUT:
+                raise
+            with self.ledger.engine.connect() as other:
+                holders = [str(pid) for pid in other.execute(_HOLDERS, {"key": key}).scalars()]
+            named = holders[0] if holders else "PID"
+            raise LedgerUnavailable(
+                f"another process has held the {lock} in the database for {LONGEST_WAIT:.0f} s (server process {named}); "
+                "nothing was done",
+                f"wait for it, or end its hold with `select pg_terminate_backend({named})`; nothing is lost by that",
+            ) from error
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
@@ -134,6 +166,10 @@ class SqlPatchStore:
     def exclusive(self) -> contextlib.AbstractContextManager[None]:
         """Hold the store alone, among all processes; may be entered again by the thread that holds it."""
         return self._database.exclusive()
+
+    def acting(self, target: str) -> contextlib.AbstractContextManager[None]:
+        """Be alone with those who act on a target, see `Patches.acting`."""
+        return self._database.locked("acts", target)
 
     def save(self, patch: MemoryPatch) -> MemoryPatch:
         """Add a patch; it is durable on return.
@@ -292,9 +328,38 @@ class SqlOccurrenceTracker(TrackerBase):
         return records
 
 
-def _key(lock: str) -> int:
+_LOCK_TIMEOUT = "55P03"  # lock_not_available
+#: For this transaction: how long to wait for locks; that it may be idle; when the server gives up a client that is gone, s.
+_PATIENCE = text(
+    """
+    select set_config('lock_timeout', :wait, true), set_config('idle_in_transaction_session_timeout', '0', true),
+        set_config('tcp_keepalives_idle', '10', true), set_config('tcp_keepalives_interval', '5', true),
+        set_config('tcp_keepalives_count', '3', true)
+    """
+)
+_HOLDERS = text(
+    """
+    select pid from pg_locks where locktype = 'advisory' and granted and objsubid = 1
+        and database = (select oid from pg_database where datname = current_database())
+        and (classid::bigint << 32) | objid::bigint = cast(:key as bigint)
+    """
+)
+
+
+def _key(lock: str, target: str = "") -> int:
     """The number of an advisory lock; the ledger's own is "phionyx" too, with a zero behind it."""
-    return int.from_bytes(b"phionyx" + lock[:1].encode(), "big")
+    if not target:
+        return int.from_bytes(b"phionyx" + lock[:1].encode(), "big")
+    named = f"phionyx/{lock}/{target}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.sha256(named).digest()[:8], "big", signed=True)
+
+
+def _let_go(connection: Connection) -> None:
+    """End the transaction of a lock. Where its connection broke meanwhile the lock is gone, and what was done under it is done."""
+    try:
+        connection.close()
+    except DBAPIError:
+        _log.warning("a lock on the patches was lost before its end")
 
 
 def _row(patch: MemoryPatch) -> dict[str, Any]:

@@ -35,7 +35,21 @@ class Patches(Protocol):
     """A store of patches; several threads and processes may use one at once. Patches come oldest first."""
 
     def exclusive(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the store alone, among all processes; may be entered again by the thread that holds it."""
+        """Hold the store alone, among all processes; may be entered again by the thread that holds it.
+
+        Raises:
+            StoreError: somebody else has held it for half a minute.
+        """
+        ...
+
+    def acting(self, target: str) -> contextlib.AbstractContextManager[None]:
+        """Be alone, among all processes, with those who act on a target; the store stays free for everybody else.
+
+        For acts that wait for a server. It is not to be entered again, nor while the store is held.
+
+        Raises:
+            StoreError: somebody else has been at it for half a minute; it names how to find out who.
+        """
         ...
 
     def save(self, patch: MemoryPatch) -> MemoryPatch:

@@ -17,7 +17,7 @@ from typing import Any
 from phionyx_letta import __version__
 from phionyx_letta.errors import DiffConflictError, EvidenceRefused, InvalidMutation, ReadRefused, UntrustedPatch
 from phionyx_letta.memory.claims import CLAIM_HEADER, SERVER_HEADER, read_claim
-from phionyx_letta.memory.policy import Policy
+from phionyx_letta.memory.policy import PolicyFile
 from phionyx_letta.plugin import attribution
 from phionyx_letta.signing import Verifier
 
@@ -38,7 +38,7 @@ class AttributionMiddleware:
         self,
         app: _App,
         verifier: Verifier | None = None,
-        policy: Policy | None = None,
+        policy: PolicyFile | None = None,
         serving: _Serving | None = None,
         armed: bool = True,
     ) -> None:
@@ -64,7 +64,8 @@ class AttributionMiddleware:
             fields = _fields(scope)
             claim = _header(scope["headers"], CLAIM_HEADER)
             if claim is not None:
-                fields["claim"], fields["reviewer"] = read_claim(claim, self._verifier, self._policy)
+                policy = self._policy.current() if self._policy is not None else None
+                fields["claim"], fields["reviewer"] = read_claim(claim, self._verifier, policy)
         except InvalidMutation as error:
             await _answer(send, 400, str(error))
             return
@@ -159,7 +160,7 @@ async def unserved_response(_request: Any, error: ReadRefused) -> Any:
 def watch(
     app: Any,
     verifier: Verifier | None = None,
-    policy: Policy | None = None,
+    policy: PolicyFile | None = None,
     serving: _Serving | None = None,
     armed: bool = True,
 ) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from phionyx_letta.decisions import kept
 from phionyx_letta.diff import MemoryDiff, compute_memory_diff, content_hash
 from phionyx_letta.envelope import canonical_json
 from phionyx_letta.ledger.salts import Salt
@@ -114,16 +115,10 @@ def block_change(
     mutation = _mutation(block_id, (after or before).label, kind, event, who, organization_id, details)  # type: ignore[union-attr]
     mutation["diff"] = diff.to_dict()
     if who.claim is not None:
-        mutation["living_memory"] = _behind(who.claim, salted=commitment.salt is not None)
+        mutation["living_memory"] = kept(who.claim, salted=commitment.salt is not None)
     if kind == "consolidate":
         mutation["audit"] = _consolidation(block_id, diff, who)
     return mutation
-
-
-def _behind(claim: Mapping[str, Any], *, salted: bool) -> dict[str, Any]:
-    """The patch behind a write. Its hashes of content are the diff's too, and bare: a salted ledger keeps none."""
-    dropped = {"expected", "wrote", *(("patch",) if salted else ())}
-    return {name: value for name, value in claim.items() if name not in dropped}
 
 
 def operator_change(

@@ -27,6 +27,7 @@ from phionyx_letta.memory.patches import MemoryPatch, transition
 from phionyx_letta.memory.pii import MemoryPIIFilter
 from phionyx_letta.memory.store_sql import SqlPatchStore
 from phionyx_letta.memory.trimming import over_limit
+from phionyx_letta.memory.twins import save_once
 from phionyx_letta.plugin import attribution
 from phionyx_letta.plugin.runtime import Runtime, logger
 from phionyx_letta.plugin.targets import TARGETS, Target
@@ -176,7 +177,7 @@ class ProposeOnly:
             },
         )
         transition(patch, "pending", by=agent_id, signer=key.signer)
-        return self._patches().save(patch)
+        return save_once(patch, self._patches(), key.verifier())
 
     def _patches(self) -> SqlPatchStore:
         """The store, opened once in each process."""

@@ -23,6 +23,7 @@ from phionyx_letta.errors import PhionyxError, ProposerUnavailable
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.memory.blocks import AgentBlocks, BlockRouter
 from phionyx_letta.memory.living import LivingMemory
+from phionyx_letta.memory.patches import MemoryPatch
 from phionyx_letta.memory.store_sql import SqlOccurrenceTracker, SqlPatchStore, in_one_transaction
 from phionyx_letta.plugin.letta_sessions import Agent, read_agent, read_records, read_runs, said_by_user
 from phionyx_letta.plugin.runtime import PluginKey, load_key, logger
@@ -118,6 +119,7 @@ class Sessions:
         self._pipe = pipe
         self._store = SqlPatchStore(ledger)
         self.queue = SessionQueue(ledger, settings, name)
+        self._storing = asyncio.Lock()
         self._routes = dict(pair.split("=", 1) for pair in settings.session_blocks.split())
 
     async def drain(self, stopped: asyncio.Event) -> None:
@@ -241,16 +243,19 @@ class Sessions:
         found = await living.ask_about(claim.session_id, session_records=records)
         cost = {"model": proposer.model, "tokens": int(getattr(proposer, "tokens", 0))}
         if self._settings.sessions == "dry-run":
-            keys = ", ".join(one.proposal.fact_key for one in found)
-            self.queue.settle(
-                claim, "done", detail=f"dry run: {len(found)} facts were found: {keys or 'none'}"[:500], **cost
-            )
+            self.queue.settle(claim, "done", detail=f"dry run: {len(found)} facts were found", **cost)  # no content
             return
-        with in_one_transaction(self._store, occurrences) as connection:
-            self.queue.hold(connection, claim)
-            patches = living.keep(found, claim.session_id)
-            detail = None if patches or not found else f"{len(found)} facts were counted; none is due"
-            self.queue.finish(connection, claim, "done", patches=len(patches), detail=detail, **cost)
+
+        def store() -> list[MemoryPatch]:
+            with in_one_transaction(self._store, occurrences) as connection:
+                self.queue.hold(connection, claim)
+                patches = living.keep(found, claim.session_id)
+                detail = None if patches or not found else f"{len(found)} facts were counted; none is due"
+                self.queue.finish(connection, claim, "done", patches=len(patches), detail=detail, **cost)
+            return patches
+
+        async with self._storing:  # one after the other, and none in the event loop: locks may be waited for
+            patches = await asyncio.to_thread(store)
         for patch in patches:
             logger.info("phionyx-letta: patch %s to %s waits for review", patch.patch_id, patch.file_path)
 

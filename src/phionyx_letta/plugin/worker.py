@@ -19,7 +19,7 @@ from phionyx_letta import __version__
 from phionyx_letta.errors import SettingsError, StoreError, UnsupportedLetta
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.memory.policy import Policy
+from phionyx_letta.memory.policy import PolicyFile
 from phionyx_letta.plugin import headers
 from phionyx_letta.plugin.capture import Capture
 from phionyx_letta.plugin.guard import Guard
@@ -51,6 +51,7 @@ class Worker:
         self.unsupported: str | None = None
         self.guard: Guard | None = None
         self._propose_only = ProposeOnly(runtime) if runtime.settings.propose_only else None
+        self._policy = PolicyFile(runtime.settings.reviewers) if runtime.settings.reviewers else None
         self.wrapping = Wrapping(self._propose_only_targets())
         self.url: str | None = None
         self._capture: Capture | None = None
@@ -143,18 +144,14 @@ class Worker:
             if self._capture is None:  # without it nothing compares what is written: nobody may decide here
                 headers.watch(app, None, None, self._serving, armed=False)
             else:
-                headers.watch(app, self._trusted(), self._policy(), self._serving)
+                headers.watch(app, self._trusted(), self._policy, self._serving)
 
-    def _policy(self) -> Policy | None:
-        """Who may decide; nobody, where what says so cannot be read."""
-        named = self.runtime.settings.reviewers
-        if not named:
+    def _deciding(self) -> dict[str, Any] | None:
+        """Who may decide about patches, and why nobody may; None where there is no policy."""
+        if self._policy is None:
             return None
-        try:
-            return Policy.load(named)
-        except SettingsError as error:
-            logger.error("phionyx-letta: no patch can be applied: %s", error)
-            return Policy(())
+        names = [one.name for one in self._policy.current().reviewers]
+        return {"file": self._policy.path, "names": names, "fault": self._policy.fault}
 
     def _trusted(self) -> Verifier | None:
         """Whose claims on a write count where there is no policy: this server's own key and those it trusts beside it."""
@@ -235,6 +232,7 @@ class Worker:
             "log": self._watch.describe() if self._watch else None,
             "sessions": self.runtime.settings.sessions,
             "proposer_pid": self._proposer.pid if self._proposer else None,
+            "reviewers": self._deciding(),
             "run_ends_missed": self.runtime.counts["run_ends_missed"],
             **self._runs_under_way(),
         }

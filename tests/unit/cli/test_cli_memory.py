@@ -373,3 +373,78 @@ class TestPropose:
     def test_a_session_that_is_none(self, here, name, data):
         (here / name).write_bytes(data)
         assert name in error_of("memory", "propose", name, "--path", "*.md")
+
+
+class TestWhatWasReviewed:
+    def test_approve_and_apply_are_bound_to_the_digest_that_review_shows(self, here):
+        one = stored()
+        seen = run_json("memory", "review", "--patch-id", one.patch_id)["content"]
+        assert seen in run("memory", "review", "--patch-id", one.patch_id).stdout
+        assert run_json("memory", "review")["patches"][0]["content"] == seen
+        assert run_json("memory", "approve", one.patch_id, "--content", seen)["content"] == seen
+        altered = {**one.to_dict(), "after_content": "a\nevil\n"}
+        with Path(".synapsekit_memory_patches.jsonl").open("a") as file:
+            file.write(json.dumps(altered) + "\n")
+        for act in ("approve", "apply"):
+            said = error_of("memory", act, one.patch_id, "--content", seen, code=1)
+            assert "is not what was reviewed" in said
+            assert "review it again" in said.lower()
+        assert (here / "CLAUDE.md").read_text() == "a\n"
+
+    def test_interactive_review_binds_by_itself(self, here, monkeypatch):
+        """What is approved is what was on the screen, not what was put there while the person read it."""
+        one = stored()
+        store = PatchStore(".synapsekit_memory_patches.jsonl")
+
+        def read_slowly(*_, **__):
+            store.update(MemoryPatch.from_dict({**one.to_dict(), "after_content": "a\nevil\n"}))
+            return "a"
+
+        monkeypatch.setattr("typer.prompt", read_slowly)
+        done = answered("", "review", "-i")
+        assert done.exit_code == 1
+        assert "is not what was reviewed" in done.stderr
+        assert store.status(one.patch_id) == "pending"
+
+    def test_the_policy_counts_at_the_command_line_too(self, here, monkeypatch):
+        one = stored(signer=KEY)
+        ada = Ed25519Signer("22" * 32)
+        (here / "who.toml").write_text(f'[[reviewer]]\nname = "ada"\nkey = "{ada.public_key_hex}"\n')
+        monkeypatch.setenv("PHIONYX_LETTA_REVIEWERS", "who.toml")
+        monkeypatch.setenv("PHIONYX_LETTA_SIGNING_KEY", "11" * 32)
+        assert "no reviewer's" in error_of("memory", "apply", one.patch_id, "--by", "ada", code=1)
+        monkeypatch.setenv("PHIONYX_LETTA_SIGNING_KEY", "22" * 32)
+        monkeypatch.setenv("PHIONYX_LETTA_VERIFY_KEY", KEY.public_key_hex)
+        assert run_json("memory", "approve", one.patch_id)["status"] == "approved"
+        assert run_json("memory", "apply", one.patch_id)["status"] == "applied"
+        monkeypatch.setenv("PHIONYX_LETTA_REVIEWERS", "none.toml")
+        assert "cannot be read" in error_of("memory", "revert", one.patch_id)
+
+    def test_show_and_verify_check_who_decided(self, here, monkeypatch):
+        one = stored(signer=KEY)
+        ada = Ed25519Signer("22" * 32)
+        for name, key in (("who", ada), ("other", KEY)):
+            (here / f"{name}.toml").write_text(f'[[reviewer]]\nname = "ada"\nkey = "{key.public_key_hex}"\n')
+        monkeypatch.setenv("PHIONYX_LETTA_SIGNING_KEY", "22" * 32)
+        monkeypatch.setenv("PHIONYX_LETTA_VERIFY_KEY", KEY.public_key_hex)
+        run("memory", "apply", one.patch_id, "--by", "ada", "--ledger", f"sqlite:///{here}/ledger.db")
+        given = ("ledger.db", "--key", ada.public_key_hex)
+        assert run_json("verify", *given)["dimensions"]["reviewers"] == "not_measured"
+        assert "give --reviewers" in run("verify", *given).stdout
+        assert run_json("verify", *given, "--reviewers", "who.toml")["dimensions"]["reviewers"] == "ok"
+        failed = run_json("verify", *given, "--reviewers", "other.toml", code=1)
+        assert failed["dimensions"]["reviewers"] == "failed"
+        both = ("--reviewers", "other.toml", "--reviewers", "who.toml")
+        assert run_json("verify", *given, *both)["dimensions"]["reviewers"] == "ok"
+        place = ("show", f"file:{here / 'CLAUDE.md'}", "0", "--ledger", "ledger.db")
+        assert run_json(*place)["reviewer_signature"] == "not_measured"
+        assert run_json(*place, "--reviewers", "who.toml")["reviewer_signature"] == "ok"
+        assert "signed by the reviewer's key" in run(*place, "--reviewers", "who.toml").stdout
+        assert "no key of the reviewer" in run(*place, "--reviewers", "other.toml").stdout
+        assert run_json(*place, "--reviewers", "other.toml", code=1)["reviewer_signature"] == "failed"
+        monkeypatch.setenv("PHIONYX_LETTA_REVIEWERS", "who.toml")
+        shown = run_json(*place)
+        assert shown["reviewer_signature"] == "ok"
+        (here / "one.json").write_text(json.dumps(shown))
+        assert run_json("verify", "one.json", "--key", ada.public_key_hex)["dimensions"]["reviewers"] == "ok"
+        assert "cannot be read" in error_of("verify", *given, "--reviewers", "none.toml")

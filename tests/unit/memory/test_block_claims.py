@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from phionyx_letta.cli.examine_reviewers import examine_reviewers
 from phionyx_letta.errors import SettingsError, TargetRefused, UntrustedPatch
 from phionyx_letta.memory import LivingMemory, claims
 from phionyx_letta.memory.blocks import BlockRouter, block_name, parse_block_name
 from phionyx_letta.memory.claims import make_claim, read_claim
-from phionyx_letta.memory.policy import Policy
+from phionyx_letta.memory.policy import Policy, PolicyFile
 from phionyx_letta.memory.trimming import over_limit
+from phionyx_letta.plugin.block_server import ServerBlocks
 from phionyx_letta.signing import Ed25519Signer, generate_key, get_signer
 
 CAUSE = {"event": "apply", "patch_id": "3f9c", "reviewer": "ada", "session": "s1"}
@@ -61,7 +64,8 @@ class TestAClaim:
         header = claim()
         body, _, signature = header.partition(".")
         fields = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-        changed = base64.urlsafe_b64encode(json.dumps({**fields, "reviewer": "bob"}).encode()).decode().rstrip("=")
+        plain = json.dumps({**fields, "reviewer": "bob"}, sort_keys=True, separators=(",", ":"))
+        changed = base64.urlsafe_b64encode(plain.encode()).decode().rstrip("=")
         for given, verifier in (
             (claim(STRANGER), SIGNER.verifier()),
             (f"{changed}.{signature}", SIGNER.verifier()),
@@ -182,3 +186,78 @@ class TestAnId:
         Path("patches.jsonl").unlink()
         patch = asyncio.run(self._patch("ada@corp.com", "ada@corp.com"))
         assert "ada@corp" not in json.dumps(patch.to_dict())
+
+
+class TestAPolicyOfARunningServer:
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        for name in ("ada", "bob"):
+            generate_key(tmp_path / name)
+        return self._says(tmp_path, "ada")
+
+    @staticmethod
+    def _says(folder: Path, *names: str) -> Path:
+        path = folder / "reviewers.toml"
+        path.write_text("".join(f'[[reviewer]]\nname = "{name}"\nkey = "{name}.pub"\n' for name in names))
+        return path
+
+    def test_is_read_again_when_it_changes_or_a_key_does(self, file: Path) -> None:
+        policy = PolicyFile(str(file))
+        assert [one.name for one in policy.current().reviewers] == ["ada"]
+        assert policy.current() is policy.current()
+        self._says(file.parent, "bob")
+        assert [one.name for one in policy.current().reviewers] == ["bob"]
+        was = policy.current().reviewers[0].verifier.public_key_hex
+        os.replace(file.parent / "ada.pub", file.parent / "bob.pub")
+        assert policy.current().reviewers[0].verifier.public_key_hex != was
+
+    def test_that_breaks_lets_nobody_decide_until_it_is_mended_and_says_so_once(
+        self, file: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        policy = PolicyFile(str(file))
+        assert policy.current().reviewers
+        for breaks in (lambda: file.write_text("[[reviewer"), file.unlink):
+            breaks()
+            caplog.clear()
+            assert policy.current().reviewers == policy.current().reviewers == ()
+            assert policy.fault
+            assert [one.levelname for one in caplog.records] == ["ERROR"]
+            assert "nobody may decide" in caplog.text
+        ada = get_signer({"PHIONYX_LETTA_SIGNING_KEY": str(file.parent / "ada")})
+        assert isinstance(ada, Ed25519Signer)
+        with pytest.raises(UntrustedPatch):
+            read_claim(claim(ada), ada.verifier(), policy.current())
+        self._says(file.parent, "ada")
+        assert read_claim(claim(ada), None, policy.current())[1] is not None
+        assert policy.fault is None
+        (file.parent / "ada.pub").unlink()
+        assert policy.current().reviewers == ()
+
+    def test_is_what_doctor_says(self) -> None:
+        def worker(**policy: Any) -> dict[str, Any]:
+            return {"alive": True, "armed": True, "reviewers": policy or None}
+
+        ada, broken = worker(names=["ada"], fault=None), worker(names=[], fault="it is not TOML")
+        for workers, said in (
+            ([worker()], []),
+            ([ada, ada], ["ok"]),
+            ([ada, worker()], ["warn"]),
+            ([ada, broken, broken], ["fail"]),
+        ):
+            assert [one.status for one in examine_reviewers(workers)] == said
+        assert "it is not TOML" in examine_reviewers([broken])[0].message
+
+    def test_counts_inside_the_servers_process_too(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = asyncio.new_event_loop()
+        ada = get_signer({"PHIONYX_LETTA_SIGNING_KEY": str(file.parent / "ada")})
+        write = ("block-1", "sha256:aa", "sha256:bb")
+        assert ServerBlocks(None, None, loop).decided(CAUSE, *write)[1] is None
+        monkeypatch.setenv("PHIONYX_LETTA_REVIEWERS", str(file))
+        said, reviewer = ServerBlocks(None, None, loop, signer=ada).decided(CAUSE, *write)
+        assert reviewer is not None
+        assert reviewer.name == "ada"
+        assert said["signature"].startswith("ed25519:")
+        for signer, cause in ((None, CAUSE), (SIGNER, CAUSE), (ada, {**CAUSE, "reviewer": "bob"})):
+            with pytest.raises(UntrustedPatch, match="in his own name"):
+                ServerBlocks(None, None, loop, signer=signer).decided(cause, *write)
+        loop.close()

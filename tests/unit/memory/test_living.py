@@ -15,6 +15,7 @@ from phionyx_letta.errors import (
     DiffConflictError,
     IllegalTransition,
     InvalidPatch,
+    PatchChanged,
     PatchNotFound,
     SigningKeyError,
     TargetRefused,
@@ -417,7 +418,10 @@ class TestApplyAndRevert:
         living = memory(tmp_path)
         one = living.store.save(patch(file))
         one.after_content = "evil\n"
-        living.apply(one)
+        with pytest.raises(PatchChanged):
+            living.apply(one)
+        assert file.read_text() == "a\n"
+        living.apply(one.patch_id)
         assert file.read_text() == "a\nb\n"
 
     @pytest.mark.parametrize("name", ["../out.md", "/etc/hostname", "b/../../out.md"])
