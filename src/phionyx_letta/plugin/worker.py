@@ -77,7 +77,7 @@ class Worker:
         if worker.unsupported is None:
             if worker.runtime.settings.sessions != "off" and hasattr(orm, "Run"):
                 worker._run_ends = RunEnds(worker.runtime, orm)
-            worker._capture = Capture(worker.runtime, orm, worker._run_ends)
+            worker._capture = Capture(worker.runtime, orm, worker._run_ends, worker._propose_only)
             worker._capture.install()
             worker._install_guard(orm)
         elif worker.runtime.settings.on_error == "closed" or worker.runtime.settings.guard == "reject":
@@ -111,7 +111,7 @@ class Worker:
         """Letta's database is known: make the tables, start the sealer."""
         self.url = _letta_url(database)
         if self._propose_only is not None:
-            self._propose_only.url = self.url
+            self._propose_only.connect(self.url, database)
         try:
             self._open(self.url).close()
         except StoreError as error:
@@ -201,6 +201,8 @@ class Worker:
             self._proposer = None
         if self._run_ends is not None:
             self._run_ends.restart()
+        if self._propose_only is not None:
+            self._propose_only.restart()
         if self.guard is not None:
             self.guard.restart()
             self._watch = None
