@@ -145,6 +145,23 @@ def test_a_sandboxed_tool_that_changes_the_agents_state_proposes_too(rig: Rig, a
     assert [one["after_content"] for one in rig.patches(agent)] == ["owned"]
 
 
+def test_what_a_conversation_wants_of_its_own_copy_of_a_block_is_applied_to_the_copy(rig: Rig) -> None:
+    agent = rig.agent(tags=[TAG])
+    conversation = rig.conversation(agent, isolated_block_labels=["human"])
+    [copy] = rig.rest.get(f"/v1/conversations/{conversation}").json()["isolated_block_ids"]
+    call = 'CALL core_memory_append {"label": "human", "content": "likes tea"}'
+    assert "Nothing was written" in rig.say(agent, call, "conversation", conversation)
+    [patch] = rig.patches(agent)
+    assert patch["file_path"] == f"letta:{agent}/{copy}/human"
+    assert patch["metadata"]["proposed_from"]["conversation_id"] == conversation
+    assert rig.command("memory", "apply", patch["patch_id"], "--by", "ada")["status"] == "applied"
+    assert rig.sql("select value from block where id = %s", copy) == [("name: Ann\nlikes tea",)]
+    assert rig.value(agent) == "name: Ann"
+    before = len(rig.model.chats)
+    rig.say(agent, "hello", "conversation", conversation)
+    assert any("likes tea" in json.dumps(chat["messages"][0]) for chat in rig.model.chats[before:])
+
+
 def test_a_sleeptime_agent_proposes_for_the_agent_whose_memory_it_tidies(rig: Rig) -> None:
     agent = rig.agent(tags=[TAG], enable_sleeptime=True)
     block = rig.block(agent)

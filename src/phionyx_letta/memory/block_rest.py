@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["FilesAndBlocks", "RestBlocks"]
 
 _TRIES = 3
+#: Conversations listed at once.
+_PAGE = 200
 #: How long the envelope of a write is waited for, s: the sealer looks ten times a second.
 _SEALED_WITHIN = 10.0
 
@@ -117,7 +119,7 @@ class RestBlock:
             TargetRefused: it was deleted or detached, may not be written, or the server does not answer.
         """
         found = self.fetched()
-        if self._parts.agent_id not in self._agents():
+        if self._parts.agent_id not in self._agents() and not self._a_conversations():
             raise TargetRefused(
                 f"the block {self.label} ({self.identity}) is not attached to {self._parts.agent_id} any more",
                 "attach it again, or reject the patch: it was meant for that agent's memory",
@@ -185,6 +187,21 @@ class RestBlock:
     def _agents(self) -> list[str]:
         listed = self._server.client().blocks.agents.list
         return [agent.id for agent in self._asked(lambda: listed(self.identity, include=[], limit=1000)).items]
+
+    def _a_conversations(self) -> bool:
+        """Whether it is the copy of a block that one of the agent's conversations has for itself."""
+        params: dict[str, Any] = {"agent_id": self._parts.agent_id, "limit": _PAGE}
+        while True:
+            listed = self._asked(
+                lambda asked=params: self._server.client().get(  # type: ignore[misc]
+                    "/v1/conversations/", cast_to=object, options={"params": asked}
+                )
+            )
+            if any(self.identity in (one.get("isolated_block_ids") or ()) for one in listed):
+                return True
+            if len(listed) < _PAGE:
+                return False
+            params = {**params, "after": listed[-1]["id"]}
 
     def _asked(self, ask: Callable[[], Any], *, conflict: bool = False) -> Any:
         """Ask the server; None for a conflict, where that is to be looked into."""

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import json
 import os
+import signal
 import socket
 import threading
 import weakref
@@ -140,6 +141,7 @@ class Worker:
         """Read the request headers."""
         if self._app is None:
             self._app = app
+            _say_goodbye_at_sigterm()
             if self._capture is None:  # without it nothing compares what is written: nobody may decide here
                 headers.watch(app, None, None, self._serving, armed=False)
             else:
@@ -276,12 +278,12 @@ class Worker:
                     logger.error("phionyx-letta: the ledger does not answer: %s", message)
                 failing = message
             stop.wait(HEARTBEAT if not failing else _RETRY)
+        if ledger is not None:
+            self._leave(ledger)  # first: who ends this process may not wait for the two
         if self._proposer is not None:
             self._proposer.stop()
         if self._sealer is not None:
             self._sealer.stop()
-        if ledger is not None:
-            self._leave(ledger)
 
     def _open(self, url: str) -> SqlLedger:
         """The ledger; if it has salts, this process salts too, whatever its setting says."""
@@ -382,3 +384,16 @@ def _fork_all() -> None:
 def _stop_all() -> None:
     for worker in list(_alive):
         worker.stop()
+
+
+def _say_goodbye_at_sigterm() -> None:
+    """uvicorn lets a server finish and then raises the signal again, which ends the process before ``atexit`` has its turn."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _told_to_end)
+
+
+def _told_to_end(number: int, _frame: object) -> None:
+    _stop_all()
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
