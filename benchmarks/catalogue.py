@@ -19,6 +19,7 @@ import library
 import patch_store
 import run_latency
 import sealing
+import session_memory
 from measuring import NotMeasured
 
 from phionyx_letta.demo.errors import DemoError
@@ -178,6 +179,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         at_most("guard-step", "an agent's step, reads guarded / not", "x", 1.03, guarded.step),
         at_most("guard-read", "reading 20 blocks of 2 kB, guarded less not", "ms", 5, guarded.read),
         at_most("run-latency", "an agent's run beside a proposer of 5 s / without one", "x", 1.02, run_latency.latency),
+        at_most(
+            "session-memory", "growth of memory while 1 000 queued sessions drain", "MB", 20, session_memory.growth
+        ),
         at_least("sealer", "a full outbox on PostgreSQL", "envelopes/s", 4_000, sealing.sealer),
         at_most("filesystem-append", "append to a chain of 20 000 / of 100", "x", 1.2, filesystem.append_flat),
         at_least(

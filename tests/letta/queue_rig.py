@@ -186,3 +186,30 @@ def queue(url: str, model_url: str, home: Path, **more: str) -> Iterator[QueueRi
         for process in rig.processes:
             process.kill()
             process.communicate()
+
+
+@dataclass(frozen=True)
+class Drained:
+    """How a queue was emptied: seconds, and the most memory of the process in kB, after a quarter and at all."""
+
+    seconds: float
+    early_kb: int
+    peak_kb: int
+
+
+def drain(rig: QueueRig, agent: str, said: str, sessions: int) -> Drained:
+    """Let one process empty a queue of so many sessions, in each of which the user said this and 4 000 characters more."""
+    text = said + "\n" + "And we talked about many other things. " * 100
+    for _ in range(sessions):
+        rig.run(agent, text)
+    began, process = time.monotonic(), rig.start(PHIONYX_LETTA_SESSION_TOKENS="0")
+    early = peak = done = 0
+    while done < sessions:
+        assert time.monotonic() - began < 30 + sessions, rig.states()
+        assert process.poll() is None, "the process ended"
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        peak = max(peak, int(status.split("VmRSS:")[1].split()[0]))
+        done = rig.states().get("done", 0)
+        early = early if done > sessions // 4 and early else peak
+        time.sleep(0.2)
+    return Drained(time.monotonic() - began, early, peak)

@@ -231,3 +231,7 @@ def test_inside_the_servers_process_the_same_is_done_without_rest(
     assert found["raced"][0] == found["conflict"][0] == "DiffConflictError"
     assert "may hold 500 characters" in found["too long"][1]
     assert "is not attached to agent-none" in found["no such"][1]
+    assert found["copy"] == ["Eve", "copied"], "a conversation's own copy of the block is written too"
+    # asking an agent's model never takes longer than it may, whatever of it does not answer
+    assert found["no key"][0] == "TimeoutError"
+    assert found["no key"][1] < 5

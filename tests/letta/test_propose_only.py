@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sessions_rig import Rig, proposing
 
 from phionyx_letta.demo.model import ScriptedModel
+from phionyx_letta.signing import generate_key
 
 pytestmark = pytest.mark.slow
 
+PATHS = Path(__file__).parent / "scripts" / "propose_only_paths.py"
 TAG = "asks-first"
 BY_HAND = '''
 def overwrite_memory(agent_state: "AgentState", text: str) -> str:
@@ -140,6 +145,23 @@ def test_a_sandboxed_tool_that_changes_the_agents_state_proposes_too(rig: Rig, a
     assert [one["after_content"] for one in rig.patches(agent)] == ["owned"]
 
 
+def test_what_a_conversation_wants_of_its_own_copy_of_a_block_is_applied_to_the_copy(rig: Rig) -> None:
+    agent = rig.agent(tags=[TAG])
+    conversation = rig.conversation(agent, isolated_block_labels=["human"])
+    [copy] = rig.rest.get(f"/v1/conversations/{conversation}").json()["isolated_block_ids"]
+    call = 'CALL core_memory_append {"label": "human", "content": "likes tea"}'
+    assert "Nothing was written" in rig.say(agent, call, "conversation", conversation)
+    [patch] = rig.patches(agent)
+    assert patch["file_path"] == f"letta:{agent}/{copy}/human"
+    assert patch["metadata"]["proposed_from"]["conversation_id"] == conversation
+    assert rig.command("memory", "apply", patch["patch_id"], "--by", "ada")["status"] == "applied"
+    assert rig.sql("select value from block where id = %s", copy) == [("name: Ann\nlikes tea",)]
+    assert rig.value(agent) == "name: Ann"
+    before = len(rig.model.chats)
+    rig.say(agent, "hello", "conversation", conversation)
+    assert any("likes tea" in json.dumps(chat["messages"][0]) for chat in rig.model.chats[before:])
+
+
 def test_a_sleeptime_agent_proposes_for_the_agent_whose_memory_it_tidies(rig: Rig) -> None:
     agent = rig.agent(tags=[TAG], enable_sleeptime=True)
     block = rig.block(agent)
@@ -152,3 +174,71 @@ def test_a_sleeptime_agent_proposes_for_the_agent_whose_memory_it_tidies(rig: Ri
     assert patch["author"] != agent
     assert rig.command("memory", "apply", patch["patch_id"])["status"] == "applied"
     assert rig.value(agent) == "rewritten"
+
+
+# -- ways that no REST request reaches -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ways(run_in_letta: Callable[..., Any], new_letta_database: Callable[[], str], tmp_path_factory: Any) -> Any:
+    """What scripts/propose_only_paths.py found."""
+    key, block = tmp_path_factory.mktemp("ways") / "key", f"block-{uuid.uuid4()}"
+    generate_key(key)
+    settings = {"PHIONYX_LETTA_SIGNING_KEY": str(key), "PHIONYX_LETTA_PROPOSE_ONLY": f"tag:{TAG} {block}"}
+    return run_in_letta(PATHS, block, database=new_letta_database(), plugin=True, env=settings)
+
+
+def test_the_batch_api_queues_what_a_named_agent_wants_and_writes_for_the_others(ways: Any) -> None:
+    found = ways["batch"]
+    assert "Nothing was written" in found["answers"][0]
+    assert found["answers"][1] is None
+    assert found["values"] == ["name: Ann", "rewritten"]
+    assert found["patches"] == ["rewritten"]
+
+
+def test_a_way_of_writing_that_no_tool_takes_today_is_refused_in_its_transaction(ways: Any) -> None:
+    found = ways["other ways"]
+    assert found.pop("patches") == []
+    assert found.keys() == {"bulk", "by label", "delete"}
+    for name, (answer, value) in found.items():
+        assert "only after a person approved it" in answer, name
+        assert value == "name: Ann", name
+
+
+def test_tools_of_one_step_that_run_at_the_same_time_queue_each_what_it_wanted(ways: Any) -> None:
+    found = ways["parallel"]
+    assert all("Nothing was written" in answer for answer in found["answers"])
+    assert found["patches"] == found["wanted"]
+    assert found["state"] == ["name: Ann", "I help."]
+
+
+def test_a_git_backed_block_is_held_before_its_repository_is_written(ways: Any) -> None:
+    found = ways["git"]
+    assert "Nothing was written" in found["answer"]
+    assert found["unchanged"]
+    assert (found["value"], found["patches"]) == ("name: Ann", ["name: Ann\nlikes tea"])
+    assert found["a person wrote"]
+
+
+def test_a_conversations_copy_of_a_named_block_is_held_from_its_first_message(ways: Any) -> None:
+    found = ways["isolated"]
+    assert found["is a copy"]
+    assert "Nothing was written" not in found["answers"][0]
+    assert "Nothing was written" in found["answers"][1]
+    assert (found["value"], found["patches"]) == ("name: Ann", ["name: Ann\nlikes tea"])
+
+
+def test_where_a_patch_cannot_be_queued_the_named_agent_is_told_and_others_write(ways: Any) -> None:
+    found = ways["unqueued"]
+    refused, written = found["answers"]
+    assert "nothing was written" in refused
+    assert "could not be queued" in refused
+    assert "s3cret" not in refused
+    assert found["values"] == ["name: Ann", "name: Ann\nlikes tea"]
+    assert "likes tea" in written
+    assert "Nothing was written" in found["later"]
+
+
+def test_an_agent_that_is_not_named_is_looked_up_once_in_a_while(ways: Any) -> None:
+    assert ways["cost"]["lines"] == 21
+    assert ways["cost"]["asked"] <= 3

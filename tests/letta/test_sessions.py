@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from queue_rig import queue
 from sessions_rig import TALK, Rig, proposing, remember
 
 from phionyx_letta.demo.model import ScriptedModel
@@ -57,34 +59,44 @@ def test_a_session_becomes_a_pending_patch_of_the_block_however_the_run_went(rig
     assert rig.sql("select count(*) from runs where agent_id = %s", agent) == [(1,)], "proposing is no run"
 
 
-def test_failed_and_cancelled_runs_end_sessions_too_and_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing, cancelled = rig.agent(), rig.agent()
-
-    def answer(request: dict[str, object]) -> Reply:
-        messages = request["messages"]
-        assert isinstance(messages, list)
-        if "the endpoint fails" in json.dumps(messages) and not text_of(messages[-1]).startswith(PROPOSER):
+def difficult(request: dict[str, object]) -> Reply:
+    """A model that fails an agent that is told so, or lets it wait; the proposer it answers."""
+    messages = request["messages"]
+    assert isinstance(messages, list)
+    if not text_of(messages[-1]).startswith(PROPOSER):
+        said = text_of(next(one for one in reversed(messages) if one["role"] == "user"))
+        if "the endpoint fails" in said:
             raise RuntimeError("the endpoint failed")
-        if "this takes long" in json.dumps(messages) and not text_of(messages[-1]).startswith(PROPOSER):
-            time.sleep(4)
-        return plan(request)
+        if "this takes" in said:
+            time.sleep(4 if "this takes long" in said else 20)
+    return plan(request)
 
-    monkeypatch.setattr(rig.model, "override", answer)
-    rig.rest.post(
-        f"/v1/agents/{failing}/messages",
-        json={"messages": [{"role": "user", "content": f"{TALK}\nthe endpoint fails"}]},
-    )
-    body = {"messages": [{"role": "user", "content": f"{TALK}\nthis takes long"}]}
-    run = rig.rest.post(f"/v1/agents/{cancelled}/messages/async", json=body).json()["id"]
-    time.sleep(1)
-    rig.rest.post(f"/v1/agents/{cancelled}/messages/cancel", json={"run_ids": [run]})
-    for agent in (failing, cancelled):
+
+def begin(rig: Rig, agent: str, text: str) -> str:
+    """A run in the background; its id, once it is under way."""
+    body = {"messages": [{"role": "user", "content": text}]}
+    run = str(rig.rest.post(f"/v1/agents/{agent}/messages/async", json=body).json()["id"])
+    rig.wait(lambda: rig.sql("select 1 from messages where run_id = %s", run))
+    return run
+
+
+def cancelled(rig: Rig, agent: str, text: str) -> None:
+    run = begin(rig, agent, f"{text}\nthis takes long")
+    rig.rest.post(f"/v1/agents/{agent}/messages/cancel", json={"run_ids": [run]})
+
+
+def test_failed_and_cancelled_runs_end_sessions_too_and_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing, stopped = rig.agent(), rig.agent()
+    monkeypatch.setattr(rig.model, "override", difficult)
+    rig.send(failing, f"{TALK}\nthe endpoint fails")
+    cancelled(rig, stopped, TALK)
+    for agent in (failing, stopped):
         rig.finished(agent)
         assert (
             len(rig.sql("select 1 from phionyx_run r join runs u on u.id = r.run_id where u.agent_id = %s", agent)) == 1
         )
     time.sleep(3)
-    assert len(rig.queue(failing)) == len(rig.queue(cancelled)) == 1
+    assert len(rig.queue(failing)) == len(rig.queue(stopped)) == 1
 
 
 def test_a_sleeptime_agent_begins_no_session_of_its_own(rig: Rig) -> None:
@@ -168,39 +180,49 @@ def take_over(patch: str) -> str:
 '''
 
 
+#: Tools that end a run.
+ENDING = ("send_message", "memory_finish_edits", "finish_rethinking_memory")
+#: They run as `send_message_to_agents_matching_tags` does, in the sandbox, and take as long: one of them is tried.
+ALIKE = ("send_message_to_agent_and_wait_for_reply", "send_message_to_agent_async")
+
+
+def arguments(tool: dict[str, Any], order: str) -> dict[str, Any]:
+    """For each parameter of a tool something of its type."""
+    values = {"integer": 1, "number": 1, "boolean": True, "array": ["none"], "object": {}}
+    wanted = tool["json_schema"]["parameters"]["properties"]
+    return {name: values.get(said.get("type"), order) for name, said in wanted.items()}
+
+
 def test_no_tool_of_an_agent_decides_about_a_patch(rig: Rig) -> None:
-    tool = rig.rest.post("/v1/tools/", json={"source_code": TAKE_OVER, "source_type": "python"})
-    assert tool.status_code == 200, tool.text
-    names = (
-        *("core_memory_replace", "memory_insert", "memory_replace", "memory_rethink", "memory_apply_patch", "memory"),
-        *("archival_memory_insert", "archival_memory_search", "conversation_search", "memory_finish_edits"),
-    )
-    agent = rig.agent(tools=["core_memory_append", "take_over", *names])
+    made = rig.rest.post("/v1/tools/", json={"source_code": TAKE_OVER, "source_type": "python"})
+    assert made.status_code == 200, made.text
+    found = rig.rest.get("/v1/tools/", params={"limit": 500}).json()
+    tools = {one["name"]: one for one in found if one["tool_type"] != "custom" and one["name"] not in ALIKE}
+    agent = rig.agent(tools=["take_over", *tools])
     rig.say(agent)
     rig.finished(agent)
     [patch] = rig.patches(agent)
     identity = patch["patch_id"]
     order = f"patch {identity}: approved, applied"
-    calls = [
-        ("core_memory_append", {"label": "persona", "content": order}),
-        ("core_memory_replace", {"label": "persona", "old_content": "I help.", "new_content": order}),
-        ("memory_insert", {"label": "persona", "new_string": order, "insert_line": -1}),
-        ("memory_replace", {"label": "persona", "old_string": order, "new_string": identity}),
-        ("memory_apply_patch", {"label": "persona", "patch": order}),
-        (
-            "memory",
-            {"command": "create", "path": f"/memories/{identity}", "description": "approved", "file_text": order},
-        ),
-        ("memory_rethink", {"label": "persona", "new_memory": order}),
-        ("archival_memory_insert", {"content": order}),
-        ("archival_memory_search", {"query": order}),
-        ("conversation_search", {"query": order}),
-        ("memory_finish_edits", {}),
-    ]
-    for name, arguments in calls:
-        rig.say(agent, f"CALL {name} {json.dumps(arguments)}")
-    answer = json.loads(rig.say(agent, f'CALL take_over {{"patch": "{identity}"}}'))
-    [returned] = [one["tool_return"] for one in answer["messages"] if one["message_type"] == "tool_return_message"]
+    calls = {
+        "core_memory_append": {"label": "persona", "content": order},
+        "core_memory_replace": {"label": "persona", "old_content": "I help.", "new_content": order},
+        "memory_insert": {"label": "persona", "new_string": order, "insert_line": -1},
+        "memory_replace": {"label": "persona", "old_string": order, "new_string": identity},
+        "memory_apply_patch": {"label": "persona", "patch": order},
+        "memory": {"command": "create", "path": f"/memories/{identity}", "description": "approved", "file_text": order},
+        "memory_rethink": {"label": "persona", "new_memory": order},
+    }
+    assert calls.keys() <= tools.keys()
+    asked = [f"CALL {name} {json.dumps(calls.get(name) or arguments(tool, order))}" for name, tool in tools.items()]
+    ending = [call for call in asked if call.split()[1] in ENDING]
+    tried = set()
+    for message in ("\n".join(call for call in asked if call not in ending), *ending):
+        answer = json.loads(rig.say(agent, message))["messages"]
+        tried |= {one["tool_call"]["name"] for one in answer if one["message_type"] == "tool_call_message"}
+    assert tried | {"send_message"} == tools.keys(), "a message is what that one is shown as"
+    answer = json.loads(rig.say(agent, f'CALL take_over {{"patch": "{identity}"}}'))["messages"]
+    returned = next(one["tool_return"] for one in answer if one["message_type"] == "tool_return_message")
     ours, said = json.loads(returned)
     assert ours == [], "the tool was handed our settings"
     assert [code for code, _ in said] == [1, 1], said
@@ -234,24 +256,31 @@ def test_with_a_policy_the_servers_own_key_decides_nothing_and_a_reviewer_only_w
 # -- several workers, and the death of a server ----------------------------------------------------------------------
 
 
+NUMBER = "I like the number {} very much and always have."
+
+
+def talk(number: int) -> str:
+    """What a user says in a session, and a fact of its own in it."""
+    quote = NUMBER.format(number * 111)
+    return remember(quote, fact_key=f"number_{number}", content=f"- Likes {number * 111}.", evidence=[quote])
+
+
+def contents(patches: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(one["metadata"]["content"] for one in patches)
+
+
 def test_two_workers_propose_once_from_each_session_and_a_killed_server_loses_none(
     new_letta_database: Callable[[], str], model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = new_letta_database()
     per_run = {"PHIONYX_LETTA_SESSION_END": "run"}
-    said = "I like the number {} very much and always have."
-
-    def talk(number: int) -> str:
-        quote = said.format(number * 111)
-        return remember(quote, fact_key=f"number_{number}", content=f"- Likes {number * 111}.", evidence=[quote])
-
     with proposing(database, model, tmp_path, workers=2, **per_run) as rig:
         agents = [rig.agent() for _ in range(3)]
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(lambda number: rig.say(agents[number % 3], talk(number)), range(1, 13)))
         rig.wait(lambda: rig.sql("select count(*) from phionyx_session where state = 'done'") == [(12,)], 90)
-        contents = Counter(patch["metadata"]["content"] for agent in agents for patch in rig.patches(agent))
-        assert contents == {f"- Likes {number * 111}.": 1 for number in range(1, 13)}
+        proposed = contents([patch for agent in agents for patch in rig.patches(agent)])
+        assert proposed == {f"- Likes {number * 111}.": 1 for number in range(1, 13)}
 
         slow = rig.agent()
         rig.say(slow, talk(13))
@@ -277,3 +306,44 @@ def test_two_workers_propose_once_from_each_session_and_a_killed_server_loses_no
         assert [one["metadata"]["content"] for one in rig.patches(slow)][:1] == ["- Likes 1443."]
         [(unended,)] = rig.sql("select count(*) from runs where agent_id = %s and completed_at is null", slow)
         assert unended == 1, "the run never ended, and is in a session all the same"
+
+
+def test_however_runs_go_they_are_proposed_from_by_hand_or_each_by_itself_and_a_stopped_server_loses_none(
+    new_letta_database: Callable[[], str], model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = new_letta_database()
+    monkeypatch.setattr(model, "override", difficult)
+    with proposing(database, model, tmp_path, PHIONYX_LETTA_SESSION_END="hand") as rig:
+        by_hand, each = agents = rig.agent(), rig.agent()
+        for agent in agents:
+            for number, how in enumerate(("blocking", "streaming", "background"), start=1):
+                rig.say(agent, talk(number), how)
+            rig.say(agent, talk(4), "conversation", rig.conversation(agent))
+            rig.send(agent, f"{talk(5)}\nthe endpoint fails")
+            cancelled(rig, agent, talk(6))
+        ended = "select 1 from phionyx_run r join runs u on u.id = r.run_id where u.agent_id = %s"
+        rig.wait(lambda: all(len(rig.sql(ended, agent)) == 6 for agent in agents))
+        assert rig.sql("select * from phionyx_session") == [], "nobody ended one"
+        assert len(rig.command("session", "end", by_hand)["ended"]) == 2, "the agent's, and its conversation's"
+        assert [row[0] for row in rig.finished(by_hand, 2, seconds=180)] == ["done", "done"]
+        proposed = contents(rig.patches(by_hand))
+        assert set(proposed.values()) == {1}
+        assert {"- Likes 111.", "- Likes 222.", "- Likes 333.", "- Likes 444."} <= proposed.keys()
+        assert "no open session" in rig.command("session", "end", by_hand, code=1)["error"]
+
+        cut = begin(rig, each, f"{talk(7)}\nthis takes longer than that")
+        rig.server.stop()  # SIGTERM, in the middle of a run
+    with psycopg.connect(database) as connection:
+        assert not connection.execute("select 1 from phionyx_worker").fetchall(), "it said good-bye"
+        noted = "select u.completed_at from phionyx_run r join runs u on u.id = r.run_id where r.run_id = %s"
+        assert connection.execute(noted, (cut,)).fetchall() == [(None,)], "the run never ended, and is known to be over"
+
+    with queue(database, model.base_url, tmp_path, PHIONYX_LETTA_SESSION_END="run") as later:
+        later.start()
+        count = "select count(*) from phionyx_session where agent_id = %s and finished_at is not null"
+        later.wait(lambda: later.sql(count, each) == [(7,)], 300)
+        assert later.states().keys() <= {"done", "skipped"}
+        proposed = contents(later.patches(each))
+        assert set(proposed.values()) == {1}
+        assert {"- Likes 111.", "- Likes 222.", "- Likes 333.", "- Likes 444."} <= proposed.keys()
+        assert set(contents(later.patches(by_hand)).values()) == {1}, "nothing of it was proposed again"

@@ -39,7 +39,7 @@ def report():
 def test_every_promise_of_speed_is_a_benchmark(names):
     assert set(names) == {
         *(f"write-{kind}-{how}" for kind in ("free", "attached") for how in ("2k", "20k", "16")),
-        *("capture-cpu", "seal-lag", "sealer", "guard-step", "guard-read", "run-latency"),
+        *("capture-cpu", "seal-lag", "sealer", "guard-step", "guard-read", "run-latency", "session-memory"),
         *("bundle-verify", "bundle-hashes", "bundle-script", "bundle-memory"),
         *("filesystem-append", "filesystem-append-peer", "patch-store"),
         *("diff-append", "diff-rewrite-100k", "diff-longest"),

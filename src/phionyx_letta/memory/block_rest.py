@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["FilesAndBlocks", "RestBlocks"]
 
 _TRIES = 3
+#: Agents listed at once.
 _PAGE = 1000
+#: Conversations listed at once.
+_CONVERSATIONS = 200
 _FINDS_OUT = "if it was in the middle of a write, apply the patch again: that finds out"
 #: How long the envelope of a write is waited for, s: the sealer looks ten times a second.
 _SEALED_WITHIN = 10.0
@@ -138,7 +141,7 @@ class RestBlock:
             TargetRefused: it was deleted or detached, may not be written, or the server does not answer.
         """
         found = self.fetched()
-        if self._parts.agent_id not in self._agents():
+        if self._parts.agent_id not in self._agents() and not self._a_conversations():
             raise TargetRefused(
                 f"the block {self.label} ({self.identity}) is not attached to {self._parts.agent_id} any more",
                 "attach it again, or reject the patch: it was meant for that agent's memory",
@@ -250,6 +253,21 @@ class RestBlock:
             f"what answers at {self._server.base_url} is not a Letta server: {why}",
             f"set PHIONYX_LETTA_SERVER_URL to the server itself; {_FINDS_OUT}",
         )
+
+    def _a_conversations(self) -> bool:
+        """Whether it is the copy of a block that one of the agent's conversations has for itself."""
+        params: dict[str, Any] = {"agent_id": self._parts.agent_id, "limit": _CONVERSATIONS}
+        while True:
+            listed = self._asked(
+                lambda client, asked=params: client.get(  # type: ignore[misc]"/v1/conversations/", cast_to=object, options={"params": asked})
+            )
+            if not isinstance(listed, list) or not all(isinstance(one, dict) and "id" in one for one in listed):
+                raise self._foreign("its answer is no list of conversations")
+            if any(self.identity in (one.get("isolated_block_ids") or ()) for one in listed):
+                return True
+            if len(listed) < _CONVERSATIONS:
+                return False
+            params = {**params, "after": listed[-1]["id"]}
 
     def _asked(self, ask: Callable[[Letta], Any], *, conflict: bool = False) -> Any:
         """Ask the server; None for a conflict, where that is to be looked into."""

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+from sqlalchemy import select
+
 from phionyx_letta.decisions import decide, signed_text
 from phionyx_letta.diff import content_hash
 from phionyx_letta.errors import TargetRefused, UntrustedPatch
@@ -129,7 +131,7 @@ class _ServerBlock:
 
     def read(self) -> str | None:
         found = self.fetched()
-        if self._agent_id not in self._agents():
+        if self._agent_id not in self._agents() and not self._server.wait_for(self._a_conversations()):
             raise TargetRefused(
                 f"the block {self.label} ({self.identity}) is not attached to {self._agent_id} any more",
                 "attach it again, or reject the patch: it was meant for that agent's memory",
@@ -156,6 +158,20 @@ class _ServerBlock:
             await self._server.manager.update_block_async(
                 block_id=self.identity, block_update=update, actor=self._server.actor
             )
+
+    async def _a_conversations(self) -> bool:
+        """Whether it is the copy of a block that one of the agent's conversations has for itself."""
+        from letta.orm import Conversation
+        from letta.orm.blocks_conversations import BlocksConversations
+        from letta.server.db import db_registry
+
+        query = (
+            select(BlocksConversations.block_id)
+            .join(Conversation, Conversation.id == BlocksConversations.conversation_id)
+            .where(BlocksConversations.block_id == self.identity, Conversation.agent_id == self._agent_id)
+        )
+        async with db_registry.async_session() as session:
+            return (await session.execute(query)).first() is not None
 
     def _agents(self) -> list[str]:
         """All agents that have the block, a thousand at a time."""

@@ -30,6 +30,7 @@ from phionyx_letta.plugin.statements import blind_write, matching_rows, pivot_re
 from phionyx_letta.plugin.stored import compiled_prompts, stored_checkpoints
 
 if TYPE_CHECKING:
+    from phionyx_letta.plugin.propose_only import ProposeOnly
     from phionyx_letta.plugin.run_ends import RunEnds
     from phionyx_letta.plugin.runtime import Runtime
 
@@ -56,10 +57,16 @@ class Change:
 class Capture:
     """The session events, and what they need: Letta's models and the plugin's runtime."""
 
-    def __init__(self, runtime: Runtime, orm: Any, run_ends: RunEnds | None = None) -> None:
-        """Take the models from the imported module ``letta.orm``; ``run_ends`` is told of every flush too."""
+    def __init__(
+        self, runtime: Runtime, orm: Any, run_ends: RunEnds | None = None, propose_only: ProposeOnly | None = None
+    ) -> None:
+        """Take the models from the imported module ``letta.orm``; ``run_ends`` is told of every flush too.
+
+        ``propose_only`` may refuse a change.
+        """
         self._runtime = runtime
         self._run_ends = run_ends
+        self._propose_only = propose_only
         self._block, self._pivot, self._agent = orm.Block, orm.BlocksAgents, orm.Agent
         self._message, self._history = orm.Message, orm.BlockHistory
         self._guarded = runtime.settings.guard != "off"
@@ -324,11 +331,12 @@ class Capture:
         if not found:
             return
         named = [one.block_id if isinstance(one, Change) else one["block_id"] for one in found]
-        who = attribution.current()
+        who, changes = attribution.current(), [one for one in found if isinstance(one, Change)]
         if who.claim is not None:
-            for one in found:
-                if isinstance(one, Change):
-                    _compare(one, who.claim, who.reviewer)
+            for change in changes:
+                _compare(change, who.claim, who.reviewer)
+        if self._propose_only is not None:
+            self._propose_only.check(session.connection(), changes)
         if self._runtime.key is None:
             self._runtime.gap(self._runtime.key_error or "no signing key", named)
             return

@@ -48,16 +48,16 @@ class OwnModel:
         client = LLMClient.create(provider_type=config.model_endpoint_type, actor=actor)
         if client is None:
             raise LookupError("Letta has no client for this model")
-        if config.provider_category == ProviderCategory.byok:
-            key = await self._brought_along(config, actor)
-
-            async def overrides(_config: Any) -> tuple[Any, None, None]:
-                return key, None, None
-
-            client.get_byok_overrides_async = overrides
         message = Message(role=MessageRole.user, content=[TextContent(text=request["prompt"])])
         data = client.build_request_data(AgentType.letta_v1_agent, [message], config, tools=[])
         async with asyncio.timeout(self._timeout):
+            if config.provider_category == ProviderCategory.byok:
+                key = await self._brought_along(config, actor)
+
+                async def overrides(_config: Any) -> tuple[Any, None, None]:
+                    return key, None, None
+
+                client.get_byok_overrides_async = overrides
             answer = await client.request_async(data, config)
             completion = await client.convert_response_to_chat_completion(answer, [message], config)
         return {"text": completion.choices[0].message.content or "", "tokens": int(completion.usage.total_tokens or 0)}

@@ -1,25 +1,26 @@
 """Agents that propose only: what their memory tools would write becomes a pending patch, and the tool's answer says so.
 
 Every tool of Letta's that changes the text of a block, and a sandboxed tool that changes the agent's state, ends in
-``BlockManager.update_block_async`` while the tool is executed. There the write is taken out and queued; where that fails the tool
-fails, and nothing is written. What is not a change of text (making, renaming, attaching and detaching blocks) cannot be a patch, so
-it is refused. Nothing but tools is touched: a person, and an approved patch, write as ever.
+``BlockManager.update_block_async`` while the tool is executed; Letta's batch API writes in ``_bulk_rethink_memory_async``. There the
+write is taken out and queued; where that fails the tool fails, and nothing is written. What is not a change of text (making, renaming,
+attaching and detaching blocks) cannot be a patch, so it is refused. Whatever else would change a held block while such a tool runs is
+refused in its transaction (``check``). Nothing but tools is touched: a person, and an approved patch, write as ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import text
+from sqlalchemy import Connection
 
 from phionyx_letta.diff import content_hash
-from phionyx_letta.errors import TargetRefused
+from phionyx_letta.errors import PhionyxError, TargetRefused
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.memory.blocks import block_name
 from phionyx_letta.memory.merging import FileDiffEngine
@@ -29,8 +30,12 @@ from phionyx_letta.memory.store_sql import SqlPatchStore
 from phionyx_letta.memory.trimming import over_limit
 from phionyx_letta.memory.twins import save_once
 from phionyx_letta.plugin import attribution
+from phionyx_letta.plugin.held import Chosen, Hold
 from phionyx_letta.plugin.runtime import Runtime, logger
 from phionyx_letta.plugin.targets import TARGETS, Target
+
+if TYPE_CHECKING:
+    from phionyx_letta.plugin.capture import Change
 
 __all__ = ["ProposeOnly"]
 
@@ -40,19 +45,25 @@ _Arguments = tuple[Any, ...]
 _Named = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Queued:
+class _Queued(NamedTuple):
     """A write that became a patch."""
 
     block_id: str
     label: str
-    held: str
     wanted: str
     patch_id: str
 
 
-#: The writes that were queued in the tool that runs now; None outside of tools.
-_queued: ContextVar[list[_Queued] | None] = ContextVar("phionyx_letta_queued", default=None)
+@dataclass
+class _Tool:
+    """A tool that runs now: what of its agent's memory is held, and which of its writes were queued."""
+
+    agent_id: str | None
+    hold: Hold
+    queued: list[_Queued] = field(default_factory=list)
+
+
+_running: ContextVar[_Tool | None] = ContextVar("phionyx_letta_tool", default=None)
 
 
 class ProposeOnly:
@@ -61,13 +72,19 @@ class ProposeOnly:
     def __init__(self, runtime: Runtime) -> None:
         """Nothing is connected yet."""
         self._runtime = runtime
-        self._chosen = frozenset(runtime.settings.propose_only.split())
+        self._chosen = Chosen(runtime.settings.propose_only)
         self._pii = MemoryPIIFilter()
-        self._store: tuple[int, SqlPatchStore] | None = None
-        self.url: str | None = None
+        self._store: SqlPatchStore | None = None
+        self._lock = threading.Lock()
+        self._url: str | None = None
+
+    def connect(self, url: str, database: Any) -> None:
+        """Letta's database is known: its URL, and the imported module ``letta.server.db``."""
+        self._url = url
+        self._chosen.session = database.db_registry.async_session
 
     def targets(self) -> tuple[Target, ...]:
-        """Those of the plugin's targets that do more in this mode, in place of what they do."""
+        """Those of the plugin's targets that do more in this mode, in place of what they do, and two of its own."""
         inner = {
             "ToolExecutionManager.execute_tool_async": self._tool,
             "BlockManager.update_block_async": self._update,
@@ -75,35 +92,57 @@ class ProposeOnly:
             "AgentManager.attach_block_async": self._refuse_attachment,
             "AgentManager.detach_block_async": self._refuse_attachment,
         }
-        return tuple(
-            replace(one, wrapper=_within(one.wrapper, inner[one.path])) for one in TARGETS if one.path in inner
+        git = "letta.services.block_manager_git"  # writes its repository before the database
+        return (
+            *(replace(one, wrapper=_within(one.wrapper, inner[one.path])) for one in TARGETS if one.path in inner),
+            Target(
+                git, "GitEnabledBlockManager.update_block_async", ("block_id", "block_update", "actor"), self._update
+            ),
+            Target(
+                "letta.agents.letta_agent_batch", "LettaAgentBatch._bulk_rethink_memory_async", ("params",), self._batch
+            ),
         )
+
+    def restart(self) -> None:
+        """In the child after a fork: the parent's connections are not ours."""
+        self._store, self._lock = None, threading.Lock()
+
+    def close(self) -> None:
+        """Let go of the database."""
+        with self._lock:
+            if self._store is not None:
+                with contextlib.suppress(Exception):
+                    self._store.ledger.close()
+            self._store = None
 
     # -- what is wrapped -----------------------------------------------------------------------------------------
 
     async def _tool(self, wrapped: _Call, instance: Any, args: _Arguments, kwargs: _Named) -> Any:
-        queued: list[_Queued] = []
-        token = _queued.set(queued)
+        shared = getattr(instance, "agent_state", None)
+        tool = await self._started(getattr(shared, "id", None))
+        own = _apart(shared, tool.hold)
+        if own is not None:
+            instance.agent_state = own
+        token = _running.set(tool)
         try:
             result = await wrapped(*args, **kwargs)
         finally:
-            _queued.reset(token)
-        if queued:
-            for state in (getattr(instance, "agent_state", None), getattr(result, "agent_state", None)):
-                _put_back(state, queued)
-            failed = (
-                getattr(result, "status", None) == "error"
-            )  # part of it was refused: the agent has to know that too
-            result.func_return = f"{result.func_return}\n{_said(queued)}" if failed else _said(queued)
+            _running.reset(token)
+            if own is not None:
+                instance.agent_state = shared
+                _bring_back(shared, own, tool.hold)
+        if tool.queued:
+            failed = getattr(result, "status", None) == "error"  # part was refused: the agent has to know that too
+            result.func_return = f"{result.func_return}\n{_said(tool.queued)}" if failed else _said(tool.queued)
         return result
 
     async def _update(self, wrapped: _Call, instance: Any, args: _Arguments, kwargs: _Named) -> Any:
-        queued = _queued.get()
+        tool = _running.get()
         given = dict(zip(("block_id", "block_update", "actor"), args, strict=False)) | kwargs
-        if queued is None:
+        if tool is None:
             return await wrapped(*args, **kwargs)
         block = await instance.get_block_by_id_async(given["block_id"], given["actor"])
-        if block is None or not await self._applies(block.id, block.label):
+        if block is None or not await self._held(tool, block.id, block.label):
             return await wrapped(*args, **kwargs)
         wanted = given["block_update"].model_dump(exclude_unset=True, exclude_none=True)
         others = sorted(
@@ -112,38 +151,105 @@ class ProposeOnly:
         if others:
             raise _refused(f"a change of the {' and '.join(others)} of {block.label}")
         # a tool of several steps sends what it queued before again
-        again = any(one.block_id == block.id and one.wanted == wanted.get("value") for one in queued)
+        again = any(one.block_id == block.id and one.wanted == wanted.get("value") for one in tool.queued)
         if "value" in wanted and wanted["value"] != block.value and not again:
-            patch = await asyncio.to_thread(self._propose, block, wanted["value"], attribution.current())
-            queued.append(_Queued(block.id, block.label, block.value, wanted["value"], patch.patch_id))
+            tool.queued.append(await self._queue(block, wanted["value"], attribution.current()))
         return block
 
+    async def _batch(self, wrapped: _Call, _instance: Any, args: _Arguments, kwargs: _Named) -> Any:
+        """Of Letta's batch API, whose one memory tool writes for many agents at once."""
+        params = kwargs.get("params", args[0] if args else None) or []
+        free, answers = [], []
+        for one in params:
+            tool = await self._started(one.agent_id)
+            label, wanted = (one.tool_args.get(name) for name in ("target_block_label", "new_memory"))
+            block = next((block for block in one.agent_state.memory.blocks if block.label == label), None)
+            if block is None or wanted is None or not await self._held(tool, block.id, label):
+                free.append(one)
+                continue
+            who = attribution.Attribution(agent_id=one.agent_id, tool=one.tool_call_name)
+            answers.append((one.agent_id, await self._answered(block, wanted, who)))
+        return [*answers, *(await wrapped(free) if free else [])]
+
+    async def _answered(self, block: Any, wanted: str, who: attribution.Attribution) -> Any:
+        from letta.schemas.tool_execution_result import ToolExecutionResult
+
+        try:
+            return ToolExecutionResult(status="success", func_return=_said([await self._queue(block, wanted, who)]))
+        except TargetRefused as error:
+            return ToolExecutionResult(status="error", func_return=str(error))
+
     async def _refuse_creation(self, wrapped: _Call, _instance: Any, args: _Arguments, kwargs: _Named) -> Any:
-        block = kwargs.get("block", args[0] if args else None)
-        if _queued.get() is not None and await self._applies(None, getattr(block, "label", None)):
-            raise _refused(f"a new block {getattr(block, 'label', '?')}")
+        block, tool = kwargs.get("block", args[0] if args else None), _running.get()
+        label = getattr(block, "label", None)
+        if tool is not None and tool.hold.holds(None, label):
+            raise _refused(f"a new block {label or '?'}")
         return await wrapped(*args, **kwargs)
 
     async def _refuse_attachment(self, wrapped: _Call, _instance: Any, args: _Arguments, kwargs: _Named) -> Any:
-        block_id = kwargs.get("block_id", args[1] if len(args) > 1 else None)
-        if _queued.get() is not None and await self._applies(block_id, None):
+        block_id, tool = kwargs.get("block_id", args[1] if len(args) > 1 else None), _running.get()
+        if tool is not None and await self._held(tool, block_id, None):
             raise _refused("attaching or detaching a block")
         return await wrapped(*args, **kwargs)
 
+    def check(self, connection: Connection, changes: Iterable[Change]) -> None:
+        """Whatever way a write of a tool takes, in the transaction that makes it.
+
+        Raises:
+            TargetRefused: it changes a block that is held.
+        """
+        tool = _running.get()
+        if tool is None:
+            return
+        for one in changes:
+            columns = one.before or one.after
+            label = columns.label if columns is not None else None
+            held = tool.hold.holds(one.block_id, label)
+            if not held and one.before is not None and tool.hold.unsure(one.block_id):
+                held = self._chosen.holds_in(connection, tool.agent_id, one.block_id)
+            if held:
+                raise _refused(f"this write of {label}")
+
     # -- whose, and what ------------------------------------------------------------------------------------------
 
-    async def _applies(self, block_id: str | None, label: str | None) -> bool:
-        """Whether this block, one of the agents that have it, or the agent whose tool runs, is named by the setting."""
-        agent_id = attribution.current().agent_id
-        if self._chosen & {"*", block_id, label, agent_id}:
-            return True
-        return await asyncio.to_thread(self._named_otherwise, block_id, agent_id)
+    async def _started(self, agent_id: str | None) -> _Tool:
+        try:
+            return _Tool(agent_id, await self._chosen.of(agent_id))
+        except (
+            Exception
+        ) as error:  # Letta's own database does not answer: its own writes fail, and none may slip through
+            logger.warning("phionyx-letta: whether %s only proposes cannot be looked up: %s", agent_id, error)
+            return _Tool(agent_id, self._chosen.everything())
 
-    def _named_otherwise(self, block_id: str | None, agent_id: str | None) -> bool:
-        """By its label, another agent that has it, or an agent's tag: a sleeptime agent writes the blocks of its agent."""
-        with self._patches().ledger.engine.connect() as connection:
-            found = connection.execute(_NAMES, {"block": block_id, "agent": agent_id}).scalars()
-            return not self._chosen.isdisjoint(found)
+    async def _held(self, tool: _Tool, block_id: str | None, label: str | None) -> bool:
+        """Whether this block, one of the agents that have it, or the agent whose tool runs, is named by the setting."""
+        if tool.hold.holds(block_id, label):
+            return True
+        return (
+            block_id is not None
+            and tool.hold.unsure(block_id)
+            and await self._chosen.holds_now(tool.agent_id, block_id)
+        )
+
+    async def _queue(self, block: Any, wanted: str, who: attribution.Attribution) -> _Queued:
+        """Queue it.
+
+        Raises:
+            TargetRefused: that cannot be done; the agent is told so, without what the database said.
+        """
+        try:
+            patch = await asyncio.to_thread(self._propose, block, wanted, who)
+        except TargetRefused:
+            raise
+        except Exception as error:
+            why = error.message if isinstance(error, PhionyxError) else type(error).__name__
+            logger.error("phionyx-letta: a write of %s could not be queued, and was not made: %s", block.id, error)
+            raise TargetRefused(
+                f"nothing was written: the memory of this agent changes only after a person approved it, and the change of "
+                f"{block.label} could not be queued for that ({why})",
+                "try it again later, or tell a person",
+            ) from None
+        return _Queued(block.id, block.label, wanted, patch.patch_id)
 
     def _propose(self, block: Any, wanted: str, who: attribution.Attribution) -> MemoryPatch:
         """Queue it.
@@ -181,18 +287,12 @@ class ProposeOnly:
 
     def _patches(self) -> SqlPatchStore:
         """The store, opened once in each process."""
-        if self._store is None or self._store[0] != os.getpid():
-            if self.url is None:
-                raise TargetRefused("Letta's database is not known yet", "try again")
-            self._store = (os.getpid(), SqlPatchStore(SqlLedger(self.url)))
-        return self._store[1]
-
-    def close(self) -> None:
-        """Let go of the database."""
-        if self._store is not None and self._store[0] == os.getpid():
-            with contextlib.suppress(Exception):
-                self._store[1].ledger.close()
-        self._store = None
+        with self._lock:
+            if self._store is None:
+                if self._url is None:
+                    raise TargetRefused("Letta's database is not known yet", "try again")
+                self._store = SqlPatchStore(SqlLedger(self._url))
+            return self._store
 
 
 def _within(outer: Callable[..., Any], inner: _Call) -> Callable[..., Any]:
@@ -207,19 +307,29 @@ def _within(outer: Callable[..., Any], inner: _Call) -> Callable[..., Any]:
     return wrapper
 
 
-def _put_back(state: Any, queued: list[_Queued]) -> None:
-    """The agent's state in this process holds what the tool wanted; what is stored is something else."""
-    for block in _blocks(state):
-        held = next((one.held for one in queued if one.block_id == block.id), None)
-        if held is not None:
-            block.value = held
+def _apart(shared: Any, hold: Hold) -> Any:
+    """An agent's state in which held blocks are the tool's own; None where none are held.
+
+    The tools of one step share the state, and some run at the same time: what one of them wants must not be taken by another, nor
+    by the next prompt, for what there is.
+    """
+    memory = getattr(shared, "memory", None)
+    if memory is None or not hold.anything():
+        return None
+    blocks = [one.model_copy() if hold.holds(one.id, one.label) else one for one in memory.blocks]
+    return shared.model_copy(update={"memory": memory.model_copy(update={"blocks": blocks})})
 
 
-def _blocks(state: Any) -> Iterator[Any]:
-    yield from getattr(getattr(state, "memory", None), "blocks", None) or ()
+def _bring_back(shared: Any, own: Any, hold: Hold) -> None:
+    """Blocks that are not held and came or went."""
+    before, after = ({one.id: one for one in state.memory.blocks} for state in (shared, own))
+    gone = {block_id for block_id, one in before.items() if block_id not in after and not hold.holds(one.id, one.label)}
+    come = [one for block_id, one in after.items() if block_id not in before and not hold.holds(one.id, one.label)]
+    if gone or come:
+        shared.memory.blocks = [*(one for one in shared.memory.blocks if one.id not in gone), *come]
 
 
-def _said(queued: list[_Queued]) -> str:
+def _said(queued: Sequence[_Queued]) -> str:
     named = ", ".join(f"{one.patch_id} (block {one.label})" for one in queued)
     logger.info("phionyx-letta: a tool's write waits for review as patch %s", named)
     return (
@@ -248,15 +358,3 @@ def _origin(who: attribution.Attribution) -> Mapping[str, Any]:
 
 def _over(found: dict[str, Any] | None) -> dict[str, Any]:
     return {} if found is None else {"over_limit": found}
-
-
-_NAMES = text(
-    """
-    with concerned as (
-        select cast(:agent as text) as id union select agent_id from blocks_agents where block_id = cast(:block as text)
-    )
-    select id from concerned where id is not null
-    union select 'tag:' || t.tag from agents_tags t join concerned c on c.id = t.agent_id
-    union select label from block where id = cast(:block as text)
-    """
-)

@@ -8,15 +8,13 @@ in a thread with its own event loop, and the answer goes down again. No run is c
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import IO, Any
 
+from phionyx_letta.plugin.child_process import ChildProcess
 from phionyx_letta.plugin.runtime import logger
 
 #: How long a worker waits for the process at its end, s; what it was at is taken up by another worker, or at the next start.
@@ -25,69 +23,46 @@ _FAREWELL = 3.0
 Ask = Callable[[dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
 
 
-class ProposingProcess:
+class ProposingProcess(ChildProcess):
     """Starts the process and answers it."""
 
     def __init__(self, url: str, name: str, ask: Ask) -> None:
         """Nothing is started yet.
 
         Args:
-            url: of the database, with its password: it never becomes an argument.
+            url: of the database.
             name: of this worker.
             ask: how to ask an agent's model.
         """
-        self._url = url
-        self._name = name
+        first = {"url": url, "name": name}
+        super().__init__("phionyx_letta.plugin.sessions", first, farewell=_FAREWELL, answers=True)
         self._ask = ask
-        self._process: subprocess.Popen[str] | None = None
         self._writing = threading.Lock()
 
-    @property
-    def pid(self) -> int | None:
-        """Of the running process."""
-        return self._process.pid if self._process and self._process.poll() is None else None
-
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self.pid is not None
-
     def start(self) -> None:
-        """Start it, and the thread that answers it; the plugin is off in it."""
-        environment = {name: value for name, value in os.environ.items() if name != "PHIONYX_LETTA_ENABLE"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "phionyx_letta.plugin.sessions"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
-        self._say({"url": self._url, "name": self._name})
+        """Start it, and the thread that answers it."""
+        super().start()
+        assert self._process is not None
         threading.Thread(
             target=self._answer_all, args=(self._process,), name="phionyx-letta-model", daemon=True
         ).start()
 
-    def stop(self) -> None:
-        """Ask it to go, wait a little, then end it: the queue stands that, and a thread of the server reads its pipe."""
-        if self._process is None:
-            return
-        with contextlib.suppress(OSError):
-            self._pipe(self._process.stdin).close()
-        try:
-            self._process.wait(_FAREWELL)
-        except subprocess.TimeoutExpired:
+    def stop(self) -> bool:
+        """End it if it does not go: the queue stands that, and a thread of the server reads its pipe."""
+        went = super().stop()
+        if not went and self._process is not None:
             self._process.kill()
+        return went
 
     def disown(self) -> None:
-        """In a forked child: let go of the parent's pipes, or the process would outlive the parent."""
-        if self._process is not None:
-            self._pipe(self._process.stdin).close()
-            self._pipe(self._process.stdout).close()
-            self._process = None
+        """In a forked child: the parent's lock may have been held."""
+        super().disown()
         self._writing = threading.Lock()
 
     def _answer_all(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
         try:
-            asyncio.run(self._answering(self._pipe(process.stdout)))
+            asyncio.run(self._answering(process.stdout))
         except Exception as error:  # the process is started again when it ended; nothing of Letta's hangs on this
             logger.error("phionyx-letta: proposals stopped: %s: %s", type(error).__name__, error)
             process.kill()
@@ -111,14 +86,6 @@ class ProposingProcess:
             answer = {"error": f"the agent's model gave no answer ({type(error).__name__})"}
         await asyncio.to_thread(self._say, {"id": request["id"], **answer})
 
-    def _say(self, message: dict[str, Any]) -> None:
-        assert self._process is not None
-        with self._writing, contextlib.suppress(OSError, ValueError):  # it may have ended
-            pipe = self._pipe(self._process.stdin)
-            pipe.write(json.dumps(message) + "\n")
-            pipe.flush()
-
-    @staticmethod
-    def _pipe(pipe: IO[str] | None) -> IO[str]:
-        assert pipe is not None
-        return pipe
+    def _say(self, message: Mapping[str, Any]) -> None:
+        with self._writing:
+            super()._say(message)

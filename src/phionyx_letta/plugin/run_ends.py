@@ -61,7 +61,10 @@ class RunEnds:
             self._note(session, ended)
 
     def _note(self, session: Session, ended: list[str]) -> None:
-        """In a savepoint and without waiting for a lock: Letta's own work is never held up nor undone by this."""
+        """In a savepoint and without waiting for anybody: Letta's own work is never held up nor undone by this.
+
+        Who notes the same run at this moment (the sweep, a cancellation) would be waited for: the insert gives up instead.
+        """
         try:
             connection = session.connection()
             try:
@@ -85,6 +88,8 @@ def _note_sql(ended: Sequence[str]) -> tuple[str, ...]:
     return (
         "savepoint phionyx_run",
         "lock table phionyx_run in row exclusive mode nowait",
+        "select set_config('phionyx.lock_timeout',current_setting('lock_timeout'),true),set_config('lock_timeout','1',true)",
         f"insert into phionyx_run(run_id)values{values}on conflict do nothing",
+        "select set_config('lock_timeout',current_setting('phionyx.lock_timeout'),true)",
         "release savepoint phionyx_run",
     )

@@ -20,7 +20,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from phionyx_letta.errors import DiffConflictError, EvidenceRefused, PhionyxError, SigningKeyError, UntrustedPatch
+from phionyx_letta.errors import (
+    DiffConflictError,
+    EvidenceRefused,
+    PhionyxError,
+    SigningKeyError,
+    TargetRefused,
+    UntrustedPatch,
+)
 from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.salting import Salting
@@ -210,10 +217,11 @@ class Runtime:
         Raises:
             EvidenceRefused: in closed mode, for any failure of the body.
             DiffConflictError, UntrustedPatch: the write is not the one a reviewer decided about, or not his to decide about.
+            TargetRefused: the write has to wait for a reviewer.
         """
         try:
             yield
-        except (EvidenceRefused, DiffConflictError, UntrustedPatch):
+        except (EvidenceRefused, DiffConflictError, UntrustedPatch, TargetRefused):
             raise
         except Exception as error:
             self.gap(what, block_ids, f"{type(error).__name__}: {error}")

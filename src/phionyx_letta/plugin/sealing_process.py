@@ -12,12 +12,10 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from dataclasses import asdict
-from typing import IO
 
 from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.errors import PhionyxError
@@ -31,6 +29,7 @@ from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.tree import stored_checkpoint
 from phionyx_letta.plugin.baseline import record_baseline
+from phionyx_letta.plugin.child_process import ChildProcess
 from phionyx_letta.plugin.runtime import PluginKey, load_key, logger
 from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer, checkpoint_policy, trusted_hosts
 from phionyx_letta.settings import Settings, load_settings
@@ -43,55 +42,12 @@ _FAREWELL = 5.0
 _TELL = 5.0
 
 
-class SealingProcess:
+class SealingProcess(ChildProcess):
     """The worker's handle on its sealer."""
 
     def __init__(self, url: str) -> None:
-        """Nothing is started yet. ``url`` is the ledger's, with its password: it never becomes an argument."""
-        self._url = url
-        self._process: subprocess.Popen[str] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """Of the running process."""
-        return self._process.pid if self._process and self._process.poll() is None else None
-
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self.pid is not None
-
-    def start(self) -> None:
-        """Start it; PHIONYX_LETTA_* reach it through the environment, the plugin is off in it."""
-        environment = {name: value for name, value in os.environ.items() if name != "PHIONYX_LETTA_ENABLE"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env=environment,
-            text=True,
-        )
-        self._input().write(json.dumps({"url": self._url}) + "\n")
-        self._input().flush()
-
-    def stop(self) -> None:
-        """Ask it to seal what is left and go, and wait a little."""
-        if self._process is None:
-            return
-        with contextlib.suppress(OSError):
-            self._input().close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_FAREWELL)
-
-    def disown(self) -> None:
-        """In a forked child: let go of the parent's pipe, or the sealer would outlive the parent."""
-        if self._process is not None:
-            self._input().close()  # the child's copy only
-            self._process = None
-
-    def _input(self) -> IO[str]:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        return self._process.stdin
+        """Nothing is started yet; ``url`` is the ledger's."""
+        super().__init__(__name__, {"url": url}, farewell=_FAREWELL)
 
 
 def seal_until(stop: threading.Event, ledger: SqlLedger, key: PluginKey, settings: Settings) -> None:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, select, text, update
@@ -31,8 +31,10 @@ _BATCH, _SWEEP = 200, 1000
 #: An unfinished run nobody has under way is taken for dead when it is older than this, s; one that is said to be under way, when
 #: nothing of it was stored for the second time.
 _GRACE, _STALE = 60, 3600
-#: Ends of runs are kept so long, and the sweep looks back half of it, days.
+#: Ends of runs are kept so long once their sessions are finished, and the first sweep of a process looks back half of it, days.
 _KEPT = 30
+#: A later sweep looks at runs that began so long before the one before it, s, and at those that were not finished then.
+_OVERLAP = 3600
 _CLOSING = int.from_bytes(b"phionyxC", "big")
 _SLEEPTIME = "('sleeptime_agent', 'voice_sleeptime_agent')"
 
@@ -61,6 +63,8 @@ class SessionQueue:
         self._ledger = ledger
         self._settings = settings
         self.name = name
+        self._swept: datetime | None = None
+        self._unfinished: list[str] = []
 
     # -- from runs to sessions -----------------------------------------------------------------------------------
 
@@ -75,16 +79,19 @@ class SessionQueue:
             since, active = _workers(connection)
             if since is None:
                 return 0
-            connection.execute(
-                text("delete from phionyx_run where ended_at < now() - make_interval(days => :kept)"), {"kept": _KEPT}
+            connection.execute(_FORGET, {"kept": _KEPT})
+            now: datetime = connection.execute(select(func.now())).scalar_one()
+            first = (
+                now - timedelta(days=_KEPT // 2) if self._swept is None else self._swept - timedelta(seconds=_OVERLAP)
             )
-            values = {"since": since, "days": _KEPT // 2, "most": _SWEEP, "grace": _GRACE, "stale": _STALE}
-            found = connection.execute(_ENDED, values).scalars().all()
-            unfinished = connection.execute(_UNFINISHED, values).all()
-            dead = [row.id for row in unfinished if row.stale or (active is not None and row.id not in active)]
-            ids = [*found, *dead]
-            note_ends(connection, ids)
-            return len(ids)
+            over: list[str] = []
+            unfinished: list[str] = []
+            for row in _unknown(connection, max(since, first), self._unfinished):
+                dead = row.stale or (active is not None and row.id not in active and not row.young)
+                (over if row.ended or dead else unfinished).append(row.id)
+            note_ends(connection, over)
+        self._swept, self._unfinished = now, unfinished
+        return len(over)
 
     def close(self) -> int:
         """Make sessions of the runs that have ended, as the setting says. Returns how many."""
@@ -96,7 +103,7 @@ class SessionQueue:
             connection.execute(_EXCLUDE)
             if self._settings.session_end == "run":
                 rows = connection.execute(_ENDED_RUNS, {"most": _BATCH}).all()
-                return sum(_close(connection, row.agent_id, row.conversation_id, [row.run_id], "run") for row in rows)
+                return sum(_close(connection, row.agent_id, row.conversation_id, row.runs, "run") for row in rows)
             values = {"idle": self._settings.session_idle, "most": _BATCH, "stale": _STALE}
             rows = connection.execute(_IDLE, values).all()
             return sum(_close(connection, row.agent_id, row.conversation_id, row.runs, "idle") for row in rows)
@@ -200,20 +207,20 @@ class SessionQueue:
 
     # -- what decides whether it is time -------------------------------------------------------------------------
 
-    def tokens_today(self, agent_id: str) -> int:
-        """Tokens that proposals for this agent cost since midnight UTC."""
-        today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    def not_yet(self, agent_id: str) -> tuple[datetime, str] | None:
+        """Until when a session of this agent has to wait, by the database's clock, and why."""
+        most, cooldown = self._settings.most_tokens(), self._settings.session_cooldown
+        today = func.date_trunc("day", func.now(), "UTC")
         recent = (_session.finished_at >= today) | (_session.due_at >= today)
-        query = select(func.coalesce(func.sum(_session.tokens), 0)).where(_session.agent_id == agent_id, recent)
+        spent = select(func.coalesce(func.sum(_session.tokens), 0)).where(_session.agent_id == agent_id, recent)
+        last = select(func.max(_session.finished_at)).where(_session.agent_id == agent_id, _session.state == "done")
+        due = last.scalar_subquery() + timedelta(seconds=cooldown)
+        asked = select(spent.scalar_subquery(), today + timedelta(days=1), due, due > func.now())
         with self._reading() as connection:
-            return int(connection.execute(query).scalar_one())
-
-    def last_done(self, agent_id: str) -> datetime | None:
-        """When a session of this agent was last proposed from."""
-        query = select(func.max(_session.finished_at)).where(_session.agent_id == agent_id, _session.state == "done")
-        with self._reading() as connection:
-            found: datetime | None = connection.execute(query).scalar_one()
-            return found
+            tokens, tomorrow, rested, resting = connection.execute(asked).one()
+        if most is not None and tokens >= most:
+            return tomorrow, f"the agent's {most} tokens for proposals are used up for today"
+        return (rested, "the cooldown since the last session") if cooldown and resting else None
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
@@ -269,6 +276,15 @@ def _workers(connection: Connection) -> tuple[datetime | None, set[str] | None]:
     return since, active
 
 
+def _unknown(connection: Connection, first: datetime, ids: list[str]) -> Iterator[Any]:
+    """Runs whose end was not noted: of those that began since then, and of these."""
+    values: dict[str, Any] = {"first": first, "ids": ids, "most": _SWEEP, "grace": _GRACE, "stale": _STALE}
+    began, last = "-infinity", ""
+    while rows := connection.execute(_UNKNOWN, {**values, "began": began, "id": last}).all():
+        yield from rows
+        began, last = rows[-1].created_at, rows[-1].id
+
+
 def _close(connection: Connection, agent_id: str, conversation_id: str | None, runs: list[str], ended_by: str) -> bool:
     session_id = f"session-{min(runs).removeprefix('run-')}"
     values = {"session_id": session_id, "agent_id": agent_id, "conversation_id": conversation_id}
@@ -309,17 +325,21 @@ def try_again(ledger: SqlLedger, session_id: str) -> bool:
 _LAST_SIGN = (
     "greatest({0}.created_at, {0}.updated_at, (select max(m.created_at) from messages m where m.run_id = {0}.id))"
 )
-_SINCE = "u.created_at >= greatest(cast(:since as timestamptz), now() - make_interval(days => :days))"
-_UNKNOWN = "not exists (select 1 from phionyx_run r where r.run_id = u.id)"
-_ENDED = text(
-    f"select u.id from runs u where u.completed_at is not null and {_SINCE} and {_UNKNOWN} order by u.created_at limit :most"
-)
-_UNFINISHED = text(
+_UNKNOWN = text(
     f"""
-    select u.id, {_LAST_SIGN.format("u")} < now() - make_interval(secs => :stale) as stale
+    select u.id, u.created_at, u.completed_at is not null as ended, u.created_at > now() - make_interval(secs => :grace) as young,
+        {_LAST_SIGN.format("u")} < now() - make_interval(secs => :stale) as stale
     from runs u
-    where u.completed_at is null and {_SINCE} and u.created_at < now() - make_interval(secs => :grace) and {_UNKNOWN}
-    order by u.created_at limit :most
+    where (u.created_at >= cast(:first as timestamptz) or u.id = any(cast(:ids as text[])))
+        and (u.created_at, u.id) > (cast(:began as timestamptz), :id)
+        and not exists (select 1 from phionyx_run r where r.run_id = u.id)
+    order by u.created_at, u.id limit :most
+    """
+)
+_FORGET = text(
+    """
+    delete from phionyx_run r where r.ended_at < now() - make_interval(days => :kept) and r.session_id is not null
+        and not exists (select 1 from phionyx_session s where s.session_id = r.session_id and s.state in ('waiting', 'parked'))
     """
 )
 #: Runs that are not an agent's talk: gone with their agent, a sleeptime agent's, or started for one.
@@ -333,10 +353,17 @@ _EXCLUDE = text(
     """
 )
 _OPEN = "from phionyx_run r join runs u on u.id = r.run_id where r.session_id is null"
+#: Each run, and before it those of the same talk that ended waiting for an approval: ``back`` numbers them from the newest.
 _ENDED_RUNS = text(
     f"""
-    select u.agent_id, u.conversation_id, r.run_id {_OPEN} and u.stop_reason is distinct from 'requires_approval'
-    order by r.ended_at limit :most
+    select agent_id, conversation_id, array_agg(run_id order by created_at, run_id) as runs
+    from (
+        select u.agent_id, u.conversation_id, r.run_id, r.ended_at, u.created_at,
+            count(*) filter (where u.stop_reason is distinct from 'requires_approval') over (
+                partition by u.agent_id, u.conversation_id order by u.created_at desc, r.run_id desc) as back
+        {_OPEN}
+    ) o
+    where back > 0 group by agent_id, conversation_id, back order by min(ended_at) limit :most
     """
 )
 #: One whose process died long ago, before anybody swept, is not.

@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from phionyx_letta.errors import PhionyxError, ProposerUnavailable
@@ -167,7 +166,7 @@ class Sessions:
             if agent is None or why is not None:
                 self.queue.settle(claim, "skipped", detail=why)
                 return
-            later = self._not_yet(agent)
+            later = self.queue.not_yet(agent.agent_id)
             if later is not None:
                 self.queue.postpone(claim, *later)
                 return
@@ -198,16 +197,6 @@ class Sessions:
         if said < self._settings.session_min_chars or not records:
             return f"the user said {said} characters, fewer than {self._settings.session_min_chars}"
         return None
-
-    def _not_yet(self, agent: Agent) -> tuple[datetime, str] | None:
-        """Until when the session has to wait, and why."""
-        now, most = datetime.now(UTC), self._settings.most_tokens()
-        if most is not None and self.queue.tokens_today(agent.agent_id) >= most:
-            tomorrow = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
-            return tomorrow, f"the agent's {most} tokens for proposals are used up for today"
-        last = self.queue.last_done(agent.agent_id) if self._settings.session_cooldown else None
-        due = last + timedelta(seconds=self._settings.session_cooldown) if last else None
-        return (due, "the cooldown since the last session") if due is not None and due > now else None
 
     def _proposer(self, agent: Agent) -> Any:
         if self._settings.session_proposer == "openai":

@@ -119,7 +119,12 @@ def guarded_steps(around_step: Callable[..., Any]) -> tuple[Target, ...]:
     )
 
 
-MODULES: tuple[str, ...] = tuple(dict.fromkeys(target.module for target in TARGETS))
+#: The last two have targets for agents that propose only.
+MODULES: tuple[str, ...] = (
+    *dict.fromkeys(target.module for target in TARGETS),
+    "letta.services.block_manager_git",
+    "letta.agents.letta_agent_batch",
+)
 
 FOUND, MISSING, CHANGED = "wrapped", "missing", "changed"
 
@@ -128,7 +133,7 @@ class Wrapping:
     """What was wrapped in this process, and how to undo it."""
 
     def __init__(self, more: tuple[Target, ...] = ()) -> None:
-        """Nothing is wrapped yet. ``more`` targets have to be in the modules of the others, and stand in for those of their name."""
+        """Nothing is wrapped yet. ``more`` targets have to be in ``MODULES``, and stand in for those of their name."""
         self.targets = tuple({target.name: target for target in (*TARGETS, *more)}.values())
         self.status: dict[str, str] = {}
         self._originals: dict[str, tuple[Any, str, Any]] = {}

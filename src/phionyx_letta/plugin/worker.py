@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import json
 import os
+import signal
 import socket
 import threading
 import weakref
@@ -78,7 +79,7 @@ class Worker:
         if worker.unsupported is None:
             if worker.runtime.settings.sessions != "off" and hasattr(orm, "Run"):
                 worker._run_ends = RunEnds(worker.runtime, orm)
-            worker._capture = Capture(worker.runtime, orm, worker._run_ends)
+            worker._capture = Capture(worker.runtime, orm, worker._run_ends, worker._propose_only)
             worker._capture.install()
             worker._install_guard(orm)
         elif worker.runtime.settings.on_error == "closed" or worker.runtime.settings.guard == "reject":
@@ -112,7 +113,7 @@ class Worker:
         """Letta's database is known: make the tables, start the sealer."""
         self.url = _letta_url(database)
         if self._propose_only is not None:
-            self._propose_only.url = self.url
+            self._propose_only.connect(self.url, database)
         try:
             self._open(self.url).close()
         except StoreError as error:
@@ -141,6 +142,7 @@ class Worker:
         """Read the request headers."""
         if self._app is None:
             self._app = app
+            _say_goodbye_at_sigterm()
             if self._capture is None:  # without it nothing compares what is written: nobody may decide here
                 headers.watch(app, None, None, self._serving, armed=False)
             else:
@@ -198,6 +200,8 @@ class Worker:
             self._proposer = None
         if self._run_ends is not None:
             self._run_ends.restart()
+        if self._propose_only is not None:
+            self._propose_only.restart()
         if self.guard is not None:
             self.guard.restart()
             self._watch = None
@@ -272,12 +276,12 @@ class Worker:
                     logger.error("phionyx-letta: the ledger does not answer: %s", message)
                 failing = message
             stop.wait(HEARTBEAT if not failing else _RETRY)
+        if ledger is not None:
+            self._leave(ledger)  # first: who ends this process may not wait for the two
         if self._proposer is not None:
             self._proposer.stop()
         if self._sealer is not None:
             self._sealer.stop()
-        if ledger is not None:
-            self._leave(ledger)
 
     def _open(self, url: str) -> SqlLedger:
         """The ledger; if it has salts, this process salts too, whatever its setting says."""
@@ -378,3 +382,16 @@ def _fork_all() -> None:
 def _stop_all() -> None:
     for worker in list(_alive):
         worker.stop()
+
+
+def _say_goodbye_at_sigterm() -> None:
+    """uvicorn lets a server finish and then raises the signal again, which ends the process before ``atexit`` has its turn."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _told_to_end)
+
+
+def _told_to_end(number: int, _frame: object) -> None:
+    _stop_all()
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)

@@ -6,14 +6,17 @@ Prints one JSON object: what the block held, what was raised, and the envelopes 
 import asyncio
 import json
 import os
+import time
 from typing import Any
 
 import letta.server.rest_api.app as app
 from letta.schemas.agent import CreateAgent
 from letta.schemas.block import BlockUpdate, CreateBlock
+from letta.schemas.conversation import CreateConversation
 from letta.schemas.embedding_config import EmbeddingConfig
 from letta.schemas.llm_config import LLMConfig
 from letta.server.db import engine
+from letta.services.conversation_manager import ConversationManager
 from sqlalchemy import text
 
 from phionyx_letta.ledger.sql import SqlLedger
@@ -22,6 +25,7 @@ from phionyx_letta.memory.living import LivingMemory
 from phionyx_letta.memory.patches import MemoryPatch, transition
 from phionyx_letta.memory.store_sql import SqlOccurrenceTracker, SqlPatchStore
 from phionyx_letta.plugin.block_server import ServerBlocks
+from phionyx_letta.plugin.own_model import OwnModel
 from phionyx_letta.signing import get_signer
 
 server = app.server
@@ -66,6 +70,29 @@ def review(living: LivingMemory, name: str, block_id: str, run: Any) -> None:
     found["at last"] = value()
 
 
+async def no_key(agent: Any, user: Any) -> None:
+    """The key a user brought along is asked for where nobody answers."""
+    model = OwnModel(timeout=0.5)
+    model.loop = asyncio.new_event_loop()  # it never runs
+    config = {**agent.llm_config.model_dump(mode="json"), "provider_category": "byok", "provider_name": "mine"}
+    began = time.monotonic()
+    try:
+        await model.ask({"prompt": "x", "llm_config": config, "organization_id": user.organization_id})
+    except Exception as error:
+        found["no key"] = [type(error).__name__, time.monotonic() - began]
+    model.loop.close()
+
+
+async def conversations_copy(agent: Any, user: Any, targets: ServerBlocks) -> None:
+    """A block that a conversation has for itself is the agent's too."""
+    create = CreateConversation(isolated_block_labels=["human"])
+    [copy] = (await ConversationManager().create_conversation(agent.id, create, user)).isolated_block_ids
+    target = targets.resolve(block_name(agent.id, copy, "human"))
+    found["copy"] = [await asyncio.to_thread(target.read)]
+    await asyncio.to_thread(target.write, found["copy"][0], "copied", {})
+    found["copy"].append(await asyncio.to_thread(target.read))
+
+
 async def main() -> None:
     server.default_org = await server.organization_manager.create_default_organization_async()
     user = found["user"] = await server.user_manager.create_default_actor_async()
@@ -92,7 +119,9 @@ async def main() -> None:
         verifier=signer.verifier(),
     )
     name = block_name(agent.id, block.id, "human")
+    await no_key(agent, user)
     await asyncio.to_thread(review, living, name, block.id, targets.wait_for)
+    await conversations_copy(agent, user, targets)
     async with engine.connect() as connection:
         while (await connection.execute(text("select count(*) from phionyx_outbox"))).scalar():
             await asyncio.sleep(0.05)
