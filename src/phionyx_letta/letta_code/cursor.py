@@ -49,6 +49,8 @@ class Cursor:
     """The branch HEAD stood for; empty where it was detached; None before the first run."""
     places: dict[str, LogPlace] = field(default_factory=dict)
     path: str = ""
+    host: str = ""
+    """The machine that recorded it: a ledger may be shared, and a path means something on one of them."""
     problem: str = ""
     """What the last run found wrong with the repository as a whole, so that it is recorded once."""
 
