@@ -176,7 +176,8 @@ class MemoryRepository:
             start = _find(file, place)
             found = LogRead(found=start is not None, end=place if start is not None else LogPlace())
             at, end = start or 0, b""
-            for at, first, end in _lines(file, at):
+            for offset, first, last in _lines(file, at):
+                at, end = offset, last
                 entry = _parsed(first)
                 if entry is None:
                     found.unparsed += 1

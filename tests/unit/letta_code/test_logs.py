@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -188,10 +189,8 @@ def test_a_run_that_is_cut_short_tells_no_detour(memory: Memory, recorded: Recor
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_Run, "_write", write)
-            try:
+            with contextlib.suppress(KeyboardInterrupt):
                 here.ingest(memory)
-            except KeyboardInterrupt:
-                pass
         here.ingest(memory)
         here.agrees_with(memory)
         told = here.told(), here.commits()
