@@ -30,7 +30,8 @@ class Checked:
     agent_id: str
     status: str
     """`ok`; `behind`: commits are not recorded yet; `changed`: HEAD holds what was never recorded; `rewritten`: HEAD does not lead on
-    from what was recorded; `unrecorded`: nothing is; `unreadable`; `several`: there is another memory of the agent, which is not compared."""
+    from what was recorded; `unrecorded`: nothing is; `unreadable`; `several`: HEAD is as recorded, and there is another memory
+    of the agent, which is not compared."""
     head: str | None = None
     recorded: str | None = None
     files: list[str] = field(default_factory=list)

@@ -14,7 +14,7 @@ import subprocess
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
 
@@ -36,7 +36,8 @@ _HEAD = "HEAD^{commit}"
 #: Commits that are walked before git is asked what comes behind, and how many it is asked for.
 _FEW, _MOST_AHEAD = 10, 5000
 _PATIENCE, _THEN = 60.0, 2.0  # s without a byte from git: an object can be a named pipe; after the first of them
-_CACHED = 16 << 20
+#: Bytes of commits and of anything else that are kept: a long history is walked from its end, and then told from its beginning.
+_COMMITS, _OTHERS = 12 << 20, 6 << 20
 _OID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _MAX_MESSAGE = 64 << 10
 _TREE_ENTRY = {width: re.compile(rb"[0-7]{1,7} [^\0/]+\0.{%d}" % width, re.DOTALL) for width in (20, 32)}
@@ -45,6 +46,7 @@ _COMMIT = re.compile(
     rb"tree ([0-9a-f]{40,64})\n((?:parent [0-9a-f]{40,64}\n)*)author ([^\n]*)\ncommitter ([^\n]*)(?:\n|\Z)"
 )
 SUBTREE, SYMLINK, SUBMODULE = "40000", "120000", "160000"
+_TYPES = {one.encode(): one for one in ("blob", "tree", "commit", "tag")}
 _MODES = {one.encode(): one for one in (SUBTREE, SYMLINK, SUBMODULE, "100644", "100755")}
 
 
@@ -67,6 +69,15 @@ class Commit:
     message: str
 
 
+@dataclass(slots=True)
+class _Budget:
+    """What of one kind is kept, in the order it came."""
+
+    most: int
+    used: int = 0
+    held: deque[tuple[str, int]] = field(default_factory=deque)
+
+
 class Objects:
     """The objects of one repository; use as a context manager."""
 
@@ -76,10 +87,9 @@ class Objects:
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer, self._read = b"", 0  # what git wrote, and how much of it was taken
-        self._answered = ""
+        self._answered = b""
         self._cache: dict[str, Commit | Content | frozenset[bytes]] = {}
-        self._sizes = deque[tuple[str, int]]()  # in the order they came
-        self._cached = 0
+        self._commits, self._others = _Budget(_COMMITS), _Budget(_OTHERS)
         self._patience = _PATIENCE
 
     def __enter__(self) -> Objects:
@@ -280,7 +290,8 @@ class Objects:
         start = f"{kind} {size}\0".encode()
         digest = hashlib.sha1(start, usedforsecurity=False) if len(oid) == 40 else hashlib.sha256(start)
         if size <= most:
-            data = self._take(size + 1)[:-1]
+            data = self._take(size)
+            self._take(1)
             digest.update(data)
         else:
             data, left = self._take(most), size - most
@@ -297,15 +308,16 @@ class Objects:
         return data
 
     def _remember(self, oid: str, found: Commit | Content | frozenset[bytes], size: int) -> None:
-        if size > _CACHED // 4 or oid in self._cache:
+        budget = self._commits if isinstance(found, Commit) else self._others
+        if size > budget.most // 4 or oid in self._cache:
             return
         self._cache[oid] = found
-        self._sizes.append((oid, size))
-        self._cached += size
-        while self._cached > _CACHED:
-            first, size = self._sizes.popleft()
+        budget.held.append((oid, size))
+        budget.used += size
+        while budget.used > budget.most:
+            first, size = budget.held.popleft()
             del self._cache[first]
-            self._cached -= size
+            budget.used -= size
 
     def _ask(self, name: str) -> tuple[str, str, int]:
         """Kind, id and size; the bytes and a line feed follow."""
@@ -319,7 +331,7 @@ class Objects:
             raise ObjectUnreadable(f"git ended when it was asked for {name}") from None
         if not kind:
             raise ObjectUnreadable(f"the object {name} is missing")
-        return kind, self._answered, size
+        return kind, self._answered.decode("ascii", "replace"), size
 
     def _send(self, names: Sequence[str]) -> None:
         process = self._running()
@@ -328,11 +340,14 @@ class Objects:
 
     def _header(self) -> tuple[str, int]:
         """Kind and size of the next answer; no kind where the object is missing."""
-        words = self._line().decode("ascii", "replace").split(" ")
-        if len(words) != 3 or not words[2].isdecimal():
+        while (end := self._buffer.find(b"\n", self._read)) < 0:
+            self._fill()
+        words = self._buffer[self._read : end].split(b" ")
+        self._read = end + 1
+        if len(words) != 3 or not words[2].isdigit():
             return "", 0
-        self._answered, kind, size = words
-        return kind, int(size)
+        self._answered = words[0]
+        return _TYPES.get(words[1], "other"), int(words[2])
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -358,13 +373,6 @@ class Objects:
             raise ObjectUnreadable("git ended: an object is damaged")
         self._buffer, self._read = self._buffer[self._read :] + piece, 0
 
-    def _line(self) -> bytes:
-        while (end := self._buffer.find(b"\n", self._read)) < 0:
-            self._fill()
-        line = self._buffer[self._read : end]
-        self._read = end + 1
-        return line
-
     def _some(self, most: int) -> bytes:
         if self._read == len(self._buffer):
             self._fill()
@@ -373,10 +381,11 @@ class Objects:
         return piece
 
     def _take(self, size: int) -> bytes:
-        piece = self._some(size)
-        if len(piece) == size:
+        end = self._read + size
+        if end <= len(self._buffer):
+            piece, self._read = self._buffer[self._read : end], end
             return piece
-        pieces, left = [piece], size - len(piece)
+        pieces, left = list[bytes](), size
         while left:
             pieces.append(self._some(left))
             left -= len(pieces[-1])
