@@ -61,8 +61,9 @@ def ingest(
     What was recorded is not recorded again. Rewritten history, and what could not be read, is recorded as such; what is not committed
     is told. Exit 1 where a memory could not be read or has a gap, 2 where there is no memory.
     """
+    from phionyx_letta.letta_code.places import Home
     from phionyx_letta.letta_code.sealing import ingest as record
-    from phionyx_letta.letta_code.sealing import opened_ledger
+    from phionyx_letta.letta_code.sealing import missing_memories, opened_ledger
     from phionyx_letta.plugin.runtime import load_key
     from phionyx_letta.settings import load_settings
 
@@ -71,8 +72,11 @@ def ingest(
     hooks = hooks_of(letta_dir)
     if hooks.installed:
         hooks.cover(memories)
+    key = load_key(settings)
     with opened_ledger(ledger_url(ledger)) as opened:
-        result = record(opened, load_key(settings), settings, memories)
+        if not agent:
+            memories += missing_memories(opened, key, Home.find(letta_dir))
+        result = record(opened, key, settings, memories)
     gaps = any(one["gaps"] for one in result.agents)
     page = {
         "envelopes": result.envelopes,
@@ -112,19 +116,22 @@ def verify(
         show=lambda console: _show_checked(console, checked),
     )
     found = {one.status for one in checked}
-    if found & {"changed", "rewritten", "unreadable"}:
+    if found & {"changed", "rewritten", "unreadable", "several"}:
         return FAILED
     return OK if found == {"ok"} else NOT_MEASURED
 
 
 def _checked(agent: list[str] | None, letta_dir: Path | None, ledger: str | None) -> list[Checked]:
     from phionyx_letta.letta_code.checking import check_memory
-    from phionyx_letta.letta_code.sealing import opened_ledger
+    from phionyx_letta.letta_code.places import Home
+    from phionyx_letta.letta_code.sealing import missing_memories, opened_ledger
     from phionyx_letta.plugin.runtime import load_key
     from phionyx_letta.settings import load_settings
 
     key, memories = load_key(load_settings()), chosen_memories(agent, None, letta_dir)
-    with opened_ledger(ledger_url(ledger)) as opened:
+    with opened_ledger(ledger_url(ledger), create=False) as opened:
+        if not agent:
+            memories += missing_memories(opened, key, Home.find(letta_dir))
         return [check_memory(opened, key.signer, memory) for memory in memories]
 
 
@@ -270,6 +277,7 @@ def _show_checked(console: Console, checked: list[Checked]) -> None:
         "rewritten": "the history does not lead on from what was recorded",
         "unrecorded": "nothing was recorded yet: run `phionyx-letta code ingest`",
         "unreadable": "the repository cannot be read",
+        "several": "HEAD holds what was recorded, but the agent has another memory, which is not recorded",
     }
     for one in checked:
         style = "green" if one.status == "ok" else "yellow" if one.status in ("behind", "unrecorded") else "red"
@@ -339,6 +347,10 @@ def _show_ingest(console: Console, page: dict[str, Any]) -> None:
     for one in page["agents"]:
         line = f"{safe(one['agent_id'])}: {one['envelopes']} envelopes of {one['commits']} commits, at {short(one['tip'] or '-', 12)}"
         console.print(line, soft_wrap=True)
+        if one["tip"] and one["layout"] == "unknown":
+            console.print(
+                "  the layout is unknown: neither MEMORY.md nor a folder system", style="yellow", soft_wrap=True
+            )
         if one["rewrites"]:
             console.print(f"  history was rewritten {one['rewrites']} times", style="yellow")
         for gap in one["gaps"]:

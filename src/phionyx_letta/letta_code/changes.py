@@ -6,6 +6,7 @@ kept, as claims.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,11 +28,13 @@ from phionyx_letta.letta_code.trees import Changed
 __all__ = ["Mutation", "Unread", "block_id", "claims", "file_name", "label_of", "mutations"]
 
 _FRONT = re.compile(r"\A---[ \t]*\r?\n(.*?)(?:\r?\n)?^---[ \t]*\r?$\n?", re.DOTALL | re.MULTILINE)
-_FIELD = re.compile(r"^(name|label):[ \t]*(.*?)[ \t]*\r?$", re.MULTILINE)
+_FIELD = re.compile(r"^(name|label):(.*)$", re.MULTILINE)
 _TRAILER = re.compile(
     r"^(Generated-By|Agent-ID|Parent-Agent-ID|Co-authored-by|Phionyx-[A-Za-z-]+):[ \t]*(.{1,200})$", re.IGNORECASE
 )
-_PERSON = re.compile(r"(?P<name>.*?) ?<(?P<email>[^>]*)> (?P<at>\d{1,15}) [+-]\d{4}")
+_WHEN = re.compile(r"(\d{1,15}) [+-]\d{4}")
+#: Characters of a file's name in its block's.
+_MAX_NAME = 300
 _KINDS = {SYMLINK: "symlink", SUBMODULE: "submodule"}
 
 
@@ -72,14 +75,21 @@ def file_name(path: bytes) -> str:
 
 
 def block_id(agent: str, name: str | None) -> str:
-    """The block a memory file is in the ledger; without a name that of the repository's own history, which no file can be."""
-    return f"{agent}#history" if name is None else f"{agent}:{name}"
+    """The block a memory file is in the ledger; without a name that of the repository's own history, which no file can be.
+
+    A name no index can hold (PostgreSQL's take 2704 bytes) is cut and told apart by its hash: no other has `%~`.
+    """
+    if name is None:
+        return f"{agent}#history"
+    if len(name) > _MAX_NAME:
+        name = f"{name[:100]}%~{hashlib.sha256(name.encode()).hexdigest()}"
+    return f"{agent}:{name}"
 
 
 def label_of(name: str, text: str | None) -> str:
     """The frontmatter's `name` or `label`, else the path without `.md`."""
     front = _FRONT.match(text or "")
-    found = {match[1]: match[2].strip("\"'") for match in _FIELD.finditer(front[1])} if front else {}
+    found = {match[1]: match[2].strip().strip("\"'") for match in _FIELD.finditer(front[1])} if front else {}
     for key in ("name", "label"):
         value = found.get(key, "")
         if value and value.isprintable() and len(value) <= 200:
@@ -91,9 +101,11 @@ def claims(commit: Commit) -> dict[str, Any]:
     """What a commit says of its origin; anyone can have written it."""
     found: dict[str, Any] = {}
     for role in ("author", "committer"):
-        match = _PERSON.fullmatch(getattr(commit, role))
+        person, _, when = getattr(commit, role).rpartition("> ")
+        name, bracket, email = person.partition("<")
+        match = _WHEN.fullmatch(when) if bracket else None
         if match:
-            found[role] = {"name": match["name"][:200], "email": match["email"][:200], "unix_time": int(match["at"])}
+            found[role] = {"name": name.removesuffix(" ")[:200], "email": email[:200], "unix_time": int(match[1])}
     last = commit.message.rstrip().rpartition("\n\n")[2]
     trailers = [match.groups() for line in last.splitlines()[-20:] if (match := _TRAILER.fullmatch(line))]
     if trailers:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
-
 from phionyx_letta.errors import StoreError
-from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.ledger.writer import read_block_states
 from phionyx_letta.letta_code.changes import block_id, file_name
 from phionyx_letta.letta_code.contents import ABSENT
 from phionyx_letta.letta_code.cursor import read_cursor
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable, TooManyFiles
+from phionyx_letta.letta_code.known import Known
 from phionyx_letta.letta_code.objects import Objects
 from phionyx_letta.letta_code.places import AgentMemory
 from phionyx_letta.letta_code.repository import MemoryRepository
@@ -32,7 +30,8 @@ class Checked:
     agent_id: str
     status: str
     """`ok`; `behind`: commits are not recorded yet; `changed`: HEAD holds what was never recorded; `rewritten`: HEAD does not lead on
-    from what was recorded; `unrecorded`: nothing is; `unreadable`."""
+    from what was recorded; `unrecorded`: nothing is; `unreadable`; `several`: HEAD is as recorded, and there is another memory
+    of the agent, which is not compared."""
     head: str | None = None
     recorded: str | None = None
     files: list[str] = field(default_factory=list)
@@ -49,15 +48,14 @@ def check_memory(ledger: SqlLedger, signer: Signer, memory: AgentMemory) -> Chec
     """
     with ledger.engine.connect() as connection:
         cursor = read_cursor(connection, signer, memory.agent_id)
-        prefix = block_id(memory.agent_id, "")
-        column = tables.block.c.block_id
-        ids = connection.execute(select(column).where(column.startswith(prefix, autoescape=True))).scalars().all()
-        states = read_block_states(connection, signer, ids)
+    states = Known(ledger, signer, memory.agent_id).files()
+    prefix = block_id(memory.agent_id, "")
+    path = memory.recorded_at(cursor.path)
     try:
-        with Objects(MemoryRepository(memory.path).git) as objects:
+        with Objects(MemoryRepository(path).git) as objects:
             head = objects.head()
             found = Checked(memory.agent_id, "ok", head, cursor.at)
-            found.uncommitted = uncommitted(objects, memory.path, head)
+            found.uncommitted = uncommitted(objects, path, head)
             tree = objects.commit(head).tree if head else None
             held = {
                 block_id(memory.agent_id, file_name(path)): objects.content(entry).digest
@@ -70,17 +68,20 @@ def check_memory(ledger: SqlLedger, signer: Signer, memory: AgentMemory) -> Chec
         name for name in held.keys() | known.keys() if held.get(name, ABSENT.digest) != known.get(name, ABSENT.digest)
     ]
     found.files = sorted(name.removeprefix(prefix) for name in differing)
-    found.status = _status(memory, found, cursor.at)
+    found.status = _status(path, found, cursor.at)
+    if memory.others and found.status == "ok":
+        found.status = "several"
+        found.why = ", ".join(str(one) for one in (memory.path, *memory.others) if one != path)
     return found
 
 
-def _status(memory: AgentMemory, found: Checked, recorded: str | None) -> str:
+def _status(path: Path, found: Checked, recorded: str | None) -> str:
     if recorded is None:
         return "unrecorded" if found.head else "ok"
     if found.head == recorded:
         return "changed" if found.files else "ok"
     try:
-        git = MemoryRepository(memory.path).git
+        git = MemoryRepository(path).git
         leads = found.head and git.run("merge-base", "--is-ancestor", recorded, found.head, failing_is_none=True)
     except StoreError as error:
         found.why = error.message

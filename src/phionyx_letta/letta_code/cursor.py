@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, Text, inspect, select
+from sqlalchemy import Column, Connection, MetaData, Row, String, Table, Text, inspect, select
 
 from phionyx_letta.envelope import Signs, canonical_json
 from phionyx_letta.ledger import tables
@@ -19,7 +19,7 @@ from phionyx_letta.ledger.bulk import upsert_rows
 from phionyx_letta.ledger.tree import derived_key
 from phionyx_letta.letta_code.repository import LogPlace
 
-__all__ = ["SOURCE", "Cursor", "create_table", "read_cursor", "store_cursor"]
+__all__ = ["SOURCE", "Cursor", "create_table", "read_cursor", "read_cursors", "store_cursor"]
 
 #: `metadata.letta.source` of every envelope made here.
 SOURCE = "letta-code"
@@ -49,6 +49,8 @@ class Cursor:
     """The branch HEAD stood for; empty where it was detached; None before the first run."""
     places: dict[str, LogPlace] = field(default_factory=dict)
     path: str = ""
+    host: str = ""
+    """The machine that recorded it: a ledger may be shared, and a path means something on one of them."""
     problem: str = ""
     """What the last run found wrong with the repository as a whole, so that it is recorded once."""
 
@@ -63,11 +65,24 @@ def read_cursor(connection: Connection, signer: Signs, agent: str) -> Cursor:
     row = None
     if inspect(connection).has_table(table.name):
         row = connection.execute(select(table).where(table.c.agent_id == agent)).first()
-    if row is not None and hmac.compare_digest(_mac(signer, agent, row.body) or "", row.mac or ""):
-        body = json.loads(row.body)
-        places = {name: LogPlace.of(place) for name, place in body.pop("places").items()}
-        return Cursor(**body, places=places)
-    return _from_envelopes(connection, agent)
+    cursor = None if row is None else _cursor(signer, row)
+    return cursor or _from_envelopes(connection, agent)
+
+
+def read_cursors(connection: Connection, signer: Signs) -> dict[str, Cursor]:
+    """How far the memories of all agents are recorded, by the rows that are this key's."""
+    if not inspect(connection).has_table(table.name):
+        return {}
+    found = ((row.agent_id, _cursor(signer, row)) for row in connection.execute(select(table)))
+    return {agent: cursor for agent, cursor in found if cursor is not None}
+
+
+def _cursor(signer: Signs, row: Row[Any]) -> Cursor | None:
+    if not hmac.compare_digest(_mac(signer, row.agent_id, row.body) or "", row.mac or ""):
+        return None
+    body = json.loads(row.body)
+    places = {name: LogPlace.of(place) for name, place in body.pop("places").items()}
+    return Cursor(**body, places=places)
 
 
 def store_cursor(connection: Connection, signer: Signs, agent: str, cursor: Cursor) -> None:

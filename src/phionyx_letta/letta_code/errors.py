@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phionyx_letta.errors import PhionyxError, StoreError
 
-__all__ = ["MemoryUnreadable", "ObjectUnreadable", "TooManyFiles"]
+__all__ = ["MemoryUnreadable", "ObjectMalformed", "ObjectUnreadable", "TooManyFiles"]
 
 
 class MemoryUnreadable(StoreError):
@@ -13,6 +13,10 @@ class MemoryUnreadable(StoreError):
 
 class ObjectUnreadable(PhionyxError):
     """A git object is missing, damaged, or not of the kind that is needed."""
+
+
+class ObjectMalformed(ObjectUnreadable):
+    """A git object has its id's bytes, and they say what no such object can: it will never be read otherwise."""
 
 
 class TooManyFiles(PhionyxError):

@@ -6,15 +6,16 @@ meet and on from there. So a rewritten history is a step back that says so, and 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from phionyx_letta.errors import StoreError
 from phionyx_letta.ledger.log.git import GitRepository
 from phionyx_letta.letta_code.errors import ObjectUnreadable
 from phionyx_letta.letta_code.objects import Objects
-from phionyx_letta.letta_code.repository import HEAD_LOG, LogEntry, LogPlace, Snapshot
+from phionyx_letta.letta_code.repository import HEAD_LOG, LogEntry, LogPlace, LogRead, Snapshot
 
 __all__ = ["Back", "Forward", "Move", "moves", "steps"]
 
@@ -39,6 +40,8 @@ class Move:
     """What the reflog says of it; None where only the tip shows it."""
     places: dict[str, LogPlace]
     """How far the logs are read once it is recorded."""
+    seen_by: str = "tip"
+    """`reflog`: a line says it came there; `reflog_old`: a line only says it went from there; `tip`: HEAD stood there."""
     log_lost: bool = False
     """The reflog does not go on where it was read last."""
 
@@ -80,28 +83,21 @@ def moves(cursor: str | None, snapshot: Snapshot, ref: str | None, places: dict[
     """
     name = _followed(snapshot, ref)
     log = snapshot.logs[name]
-    others = {one: read.places[-1] for one, read in snapshot.logs.items() if one != name and read.places}
-    entries, log_places = log.entries, log.places
     lost = cursor is not None and (not log.found or name not in places)
-    if lost:
-        entries, log_places = _after_loss(cursor, entries, log_places)
-    here, reached = cursor, {**places, **others}
-    for entry, place in zip(entries, log_places, strict=True):
+    here, reached = cursor, dict(places)
+    if name != HEAD_LOG and snapshot.logs[HEAD_LOG].end.length:  # it tells nothing that the branch's does not
+        reached[HEAD_LOG] = snapshot.logs[HEAD_LOG].end
+    for entry, read in _told(snapshot, name, ref, log if not lost else _after_loss(cursor, log)):
         if entry.old is not None and entry.old not in (here, entry.new):
-            yield Move(here, entry.old, None, dict(reached), lost)
+            yield Move(here, entry.old, None, dict(reached), "reflog_old", lost)
             here = entry.old
-        reached[name] = place
+        reached.update(read)
         if entry.new != here and entry.new is not None:
-            yield Move(here, entry.new, entry, dict(reached), lost)
+            yield Move(here, entry.new, entry, dict(reached), "reflog", lost)
             here = entry.new
-    if log.complete:
-        if log.places:
-            reached[name] = log.places[-1]
-        if snapshot.tip != here:
-            yield Move(here, snapshot.tip, None, reached, lost)
-            here = snapshot.tip
-    if reached != places:
-        yield Move(here, here, None, reached)
+    ends = {one: read.end for one, read in snapshot.logs.items() if read.end.length}
+    if snapshot.tip != here or ends != places:
+        yield Move(here, snapshot.tip, None, ends, "tip", lost)
 
 
 def _followed(snapshot: Snapshot, ref: str | None) -> str:
@@ -110,21 +106,61 @@ def _followed(snapshot: Snapshot, ref: str | None) -> str:
     if branch is None or not branch.exists or (ref is not None and ref != snapshot.ref):
         return HEAD_LOG
     head = snapshot.logs[HEAD_LOG]
-    known = {(entry.old, entry.new) for entry in branch.entries}
-    wandered = any((entry.old, entry.new) not in known for entry in head.entries if entry.old != entry.new)
+    known = set(map(_pair, branch.entries))
+    wandered = any(_pair(entry) not in known for entry in head.entries if entry.old != entry.new)
     return HEAD_LOG if wandered and head.found else snapshot.ref
 
 
-def _after_loss(
-    cursor: str | None, entries: Sequence[LogEntry], places: Sequence[LogPlace]
-) -> tuple[list[LogEntry], list[LogPlace]]:
+Told = tuple[LogEntry, dict[str, LogPlace]]
+"""A move, and how far the logs are read with it."""
+
+
+def _told(snapshot: Snapshot, name: str, ref: str | None, log: LogRead) -> list[Told]:
+    """The moves of the followed log, and among them those of the branch that it knows nothing of.
+
+    Another work tree moves the branch without a word in this one's HEAD log. Where both tell of one move they are in step; what only
+    the branch tells goes before what HEAD's log dates later. All of it is claims: what is told too late costs a detour, nothing else.
+    """
+    other = snapshot.ref if ref is None else ref
+    own = list(zip(log.entries, ({name: place} for place in log.places), strict=True))
+    beside = snapshot.logs.get(other)
+    if other == name or beside is None or not beside.found:
+        return own
+    pairs = set(map(_pair, log.entries))
+    visited = {oid for pair in pairs for oid in pair}
+    waiting = deque(zip(beside.entries, ({other: place} for place in beside.places), strict=True))
+    found: list[Told] = []
+
+    def take() -> dict[str, LogPlace]:
+        entry, place = waiting.popleft()
+        if entry.new not in visited:
+            found.append((entry, place))
+        return place
+
+    for entry, place in own:
+        while waiting and _pair(waiting[0][0]) not in pairs and waiting[0][0].at <= entry.at:
+            place = {**place, **take()}
+        if waiting and _pair(waiting[0][0]) == _pair(entry):
+            place = {**place, **take()}
+        found.append((entry, place))
+    while waiting:
+        take()
+    return found
+
+
+def _pair(entry: LogEntry) -> tuple[str | None, str | None]:
+    return entry.old, entry.new
+
+
+def _after_loss(cursor: str | None, log: LogRead) -> LogRead:
     """The line read last is gone. What follows the recorded commit, else a log that begins with the branch's birth, else nothing."""
+    entries = log.entries
     for index in range(len(entries) - 1, -1, -1):
         if entries[index].new == cursor:
-            return list(entries[index + 1 :]), list(places[index + 1 :])
+            return replace(log, entries=entries[index + 1 :], places=log.places[index + 1 :])
     if entries and entries[0].old is None:
-        return list(entries), list(places)
-    return [], []
+        return log
+    return replace(log, entries=[], places=[])
 
 
 def steps(

@@ -1,6 +1,7 @@
 """Git's objects, read through one running ``git cat-file --batch``: a few processes a run, not one for each commit and file.
 
-Only object ids are ever asked for, so no name from the repository reaches a command line.
+Only object ids are ever asked for, so no name from the repository reaches a command line. Git does not check what it reads against
+the id it was asked for, and who can write to the repository can put other bytes in an object's place: every object is hashed here.
 """
 
 from __future__ import annotations
@@ -13,33 +14,39 @@ import subprocess
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
 
 from phionyx_letta.errors import StoreError
 from phionyx_letta.ledger.log.git import GitRepository
 from phionyx_letta.letta_code.contents import ABSENT, Content, content_of
-from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable
+from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectMalformed, ObjectUnreadable
 
 __all__ = ["SUBMODULE", "SUBTREE", "SYMLINK", "Commit", "Entry", "Objects", "by_name"]
 
 #: Of a file that is compared character by character; of a larger one only hash and size are taken, in flat memory.
 MAX_TEXT = 1 << 20
-#: Of a commit or a tree.
-_MAX_META = 64 << 20
+#: Of a tree: a hundred thousand files, or more.
+_MAX_TREE = 8 << 20
+#: Of a commit; what follows is only hashed.
+_MAX_COMMIT = 1 << 20
 _AT_ONCE = 200
+_HEAD = "HEAD^{commit}"
 #: Commits that are walked before git is asked what comes behind, and how many it is asked for.
 _FEW, _MOST_AHEAD = 10, 5000
-_PATIENCE = 60.0  # s without a byte from git: an object can be a named pipe
-_CACHED = 16 << 20
+_PATIENCE, _THEN = 60.0, 2.0  # s without a byte from git: an object can be a named pipe; after the first of them
+#: Bytes of commits and of anything else that are kept: a long history is walked from its end, and then told from its beginning.
+_COMMITS, _OTHERS = 12 << 20, 6 << 20
 _OID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _MAX_MESSAGE = 64 << 10
-_TREE_ENTRY = {width: re.compile(rb"[0-7]{1,7} [^\0]*\0.{%d}" % width, re.DOTALL) for width in (20, 32)}
+_TREE_ENTRY = {width: re.compile(rb"[0-7]{1,7} [^\0/]+\0.{%d}" % width, re.DOTALL) for width in (20, 32)}
+_TREE_NAME = {width: re.compile(rb"[0-7]{1,7} ([^\0/]+)\0.{%d}" % width, re.DOTALL) for width in (20, 32)}
 _COMMIT = re.compile(
-    rb"tree ([0-9a-f]{40,64})\n((?:parent [0-9a-f]{40,64}\n)*)author ([^\n]*)\ncommitter ([^\n]*)\n(?:[^\n]+\n)*(?:\n|\Z)"
+    rb"tree ([0-9a-f]{40,64})\n((?:parent [0-9a-f]{40,64}\n)*)author ([^\n]*)\ncommitter ([^\n]*)(?:\n|\Z)"
 )
 SUBTREE, SYMLINK, SUBMODULE = "40000", "120000", "160000"
+_TYPES = {one.encode(): one for one in ("blob", "tree", "commit", "tag")}
 _MODES = {one.encode(): one for one in (SUBTREE, SYMLINK, SUBMODULE, "100644", "100755")}
 
 
@@ -62,6 +69,15 @@ class Commit:
     message: str
 
 
+@dataclass(slots=True)
+class _Budget:
+    """What of one kind is kept, in the order it came."""
+
+    most: int
+    used: int = 0
+    held: deque[tuple[str, int]] = field(default_factory=deque)
+
+
 class Objects:
     """The objects of one repository; use as a context manager."""
 
@@ -71,10 +87,10 @@ class Objects:
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer, self._read = b"", 0  # what git wrote, and how much of it was taken
-        self._answered = ""
+        self._answered = b""
         self._cache: dict[str, Commit | Content | frozenset[bytes]] = {}
-        self._sizes = deque[tuple[str, int]]()  # in the order they came
-        self._cached = 0
+        self._commits, self._others = _Budget(_COMMITS), _Budget(_OTHERS)
+        self._patience = _PATIENCE
 
     def __enter__(self) -> Objects:
         """Return itself."""
@@ -89,13 +105,13 @@ class Objects:
     # -- what is asked ------------------------------------------------------------------------------------------
 
     def head(self) -> str | None:
-        """The commit HEAD stands at, None where there is none yet.
+        """The commit HEAD stands at, also by way of a tag object; None where there is none yet.
 
         Raises:
             MemoryUnreadable: this is no repository git can read, or the commit is not there.
         """
         try:
-            kind, oid, size = self._ask("HEAD")
+            _, oid, size = self._ask(_HEAD)
         except ObjectUnreadable:
             if self._process is None:
                 raise MemoryUnreadable(
@@ -103,14 +119,14 @@ class Objects:
                     f"check it: git -C {self._repository.path} fsck",
                 ) from None
             named = self._repository.run("rev-parse", "--verify", "--quiet", "HEAD", failing_is_none=True)
-            if named:  # a commit that is missing, which is not the same as none
+            if named:  # which is not the same as none
                 raise MemoryUnreadable(
-                    f"HEAD of {self._repository.path} is {named[:64]}, which is missing",
+                    f"HEAD of {self._repository.path} is {named[:64]}, which is missing or leads to no commit",
                     f"check it: git -C {self._repository.path} fsck",
                 ) from None
             return None
         self._skip(size + 1)
-        return oid if kind == "commit" else None
+        return oid
 
     def commit(self, oid: str) -> Commit:
         """A commit, by its own bytes: neither grafts nor replacements nor a shallow boundary change what it says.
@@ -121,15 +137,16 @@ class Objects:
         cached = self._cache.get(oid)
         if isinstance(cached, Commit):
             return cached
-        return self._keep_commit(oid, self._meta(oid, "commit"))
+        return self._keep_commit(oid, self._wanted(oid, "commit"))
 
-    def _keep_commit(self, oid: str, data: bytes) -> Commit:
-        found = _COMMIT.match(data)
+    def _keep_commit(self, oid: str, size: int) -> Commit:
+        data = self._checked(oid, "commit", size, _MAX_COMMIT)
+        head, _, message = data.partition(b"\n\n")
+        found = _COMMIT.match(head)
         if found is not None:
             tree, parents = found[1].decode("ascii"), tuple(found[2].decode("ascii").replace("parent ", "").split())
-            author, committer, message = found[3], found[4], data[found.end() :]
+            author, committer = found[3], found[4]
         else:  # no author, or lines in another order: git takes it all the same
-            head, _, message = data.partition(b"\n\n")
             fields: dict[bytes, list[bytes]] = {}
             for line in head.split(b"\n"):
                 name, _, value = line.partition(b" ")
@@ -138,7 +155,7 @@ class Objects:
             tree, *others = (one.decode("ascii", "replace") for one in (first, *fields.get(b"parent", [])))
             parents = tuple(others)
         if not all(len(one) == len(oid) and _OID.fullmatch(one) for one in (tree, *parents)):
-            raise ObjectUnreadable(f"the commit {oid} is malformed")
+            raise ObjectMalformed(f"the commit {oid} is malformed")
         said = (part.decode("utf-8", "replace") for part in (author, committer, message[:_MAX_MESSAGE]))
         commit = Commit(oid, tree, parents, *said)
         self._remember(oid, commit, len(data) + 800)
@@ -153,12 +170,18 @@ class Objects:
         cached = self._cache.get(oid)
         if isinstance(cached, frozenset):
             return cached
-        return self._keep_entries(oid, self._meta(oid, "tree"))
+        return self._keep_entries(oid, self._wanted(oid, "tree"))
 
-    def _keep_entries(self, oid: str, data: bytes) -> frozenset[bytes]:
-        found = frozenset(_TREE_ENTRY[len(oid) // 2].findall(data))
+    def _keep_entries(self, oid: str, size: int) -> frozenset[bytes]:
+        data = self._checked(oid, "tree", size, _MAX_TREE)
+        if size > _MAX_TREE:
+            raise ObjectMalformed(f"the tree {oid} is too large")
+        width = len(oid) // 2
+        found = frozenset(_TREE_ENTRY[width].findall(data))
         if sum(map(len, found)) != len(data):
-            raise ObjectUnreadable(f"the tree {oid} is malformed")  # repeated entries too
+            raise ObjectMalformed(f"the tree {oid} is malformed")  # repeated entries too
+        if len(set(_TREE_NAME[width].findall(data))) != len(found):
+            raise ObjectMalformed(f"the tree {oid} has two entries of one name")
         self._remember(oid, found, 2 * len(data) + 60 * len(found) + 200)
         return found
 
@@ -183,22 +206,14 @@ class Objects:
         cached = self._cache.get(entry.oid)
         if isinstance(cached, Content):
             return cached
-        kind, _, size = self._ask(entry.oid)
-        if kind != "blob":
-            self._skip(size + 1)
-            raise ObjectUnreadable(f"{entry.oid} is not a file but a {kind}")
-        return self._keep_content(entry.oid, size)
+        return self._keep_content(entry.oid, self._wanted(entry.oid, "blob"))
 
     def _keep_content(self, oid: str, size: int) -> Content:
         if size <= MAX_TEXT:
-            found = content_of(self._take(size + 1)[:-1])
+            found = content_of(self._checked(oid, "blob", size, MAX_TEXT))
         else:
-            digest, left = hashlib.sha256(), size
-            while left:
-                piece = self._some(left)
-                digest.update(piece)
-                left -= len(piece)
-            self._skip(1)
+            digest = hashlib.sha256()
+            self._checked(oid, "blob", size, 0, digest)
             found = Content("sha256:" + digest.hexdigest(), size, size, None)
         self._remember(oid, found, 500 + (found.size if found.text is not None else 0))
         return found
@@ -240,41 +255,73 @@ class Objects:
             try:
                 self._send(part)  # all of it fits into the pipe, so neither side waits for the other
                 for oid in part:
-                    kind, size = self._header()
-                    if kind == "blob":
-                        self._keep_content(oid, size)
-                    elif kind in ("tree", "commit") and size <= _MAX_META:
-                        keep = self._keep_entries if kind == "tree" else self._keep_commit
-                        keep(oid, self._take(size + 1)[:-1])
-                    elif kind:
-                        self._skip(size + 1)
+                    self._keep_next(oid)
             except (ObjectUnreadable, OSError):
                 self._end()
                 return
 
+    def _keep_next(self, oid: str) -> None:
+        kind, size = self._header()
+        try:
+            if kind == "blob":
+                self._keep_content(oid, size)
+            elif kind == "tree":
+                self._keep_entries(oid, size)
+            elif kind == "commit":
+                self._keep_commit(oid, size)
+            elif kind:
+                self._skip(size + 1)
+        except ObjectUnreadable:
+            if self._process is None:  # else this one was read to its end, and the answers go on
+                raise
+
     # -- the running git ----------------------------------------------------------------------------------------
 
-    def _meta(self, oid: str, wanted: str) -> bytes:
+    def _wanted(self, oid: str, wanted: str) -> int:
+        """Ask for an object of this kind, and return its size."""
         kind, _, size = self._ask(oid)
-        if kind != wanted or size > _MAX_META:
+        if kind != wanted:
             self._skip(size + 1)
-            raise ObjectUnreadable(f"{oid} is not a {wanted}" if kind != wanted else f"the {wanted} {oid} is too large")
-        return self._take(size + 1)[:-1]
+            raise ObjectUnreadable(f"{oid} is not a {wanted} but a {kind}")
+        return size
+
+    def _checked(self, oid: str, kind: str, size: int, most: int, also: hashlib._Hash | None = None) -> bytes:
+        """Read an object to its end and compare its hash with its id; return its first `most` bytes."""
+        start = f"{kind} {size}\0".encode()
+        digest = hashlib.sha1(start, usedforsecurity=False) if len(oid) == 40 else hashlib.sha256(start)
+        if size <= most:
+            data = self._take(size)
+            self._take(1)
+            digest.update(data)
+        else:
+            data, left = self._take(most), size - most
+            digest.update(data)
+            while left:
+                piece = self._some(left)
+                left -= len(piece)
+                digest.update(piece)
+                if also is not None:
+                    also.update(piece)
+            self._skip(1)
+        if digest.hexdigest() != oid:
+            raise ObjectUnreadable(f"the object {oid} is not what its id says: it was changed or is damaged")
+        return data
 
     def _remember(self, oid: str, found: Commit | Content | frozenset[bytes], size: int) -> None:
-        if size > _CACHED // 4 or oid in self._cache:
+        budget = self._commits if isinstance(found, Commit) else self._others
+        if size > budget.most // 4 or oid in self._cache:
             return
         self._cache[oid] = found
-        self._sizes.append((oid, size))
-        self._cached += size
-        while self._cached > _CACHED:
-            first, size = self._sizes.popleft()
+        budget.held.append((oid, size))
+        budget.used += size
+        while budget.used > budget.most:
+            first, size = budget.held.popleft()
             del self._cache[first]
-            self._cached -= size
+            budget.used -= size
 
     def _ask(self, name: str) -> tuple[str, str, int]:
         """Kind, id and size; the bytes and a line feed follow."""
-        if name != "HEAD" and not _OID.fullmatch(name):
+        if name != _HEAD and not _OID.fullmatch(name):
             raise ObjectUnreadable(f"{name[:80]!r} is no object id")
         try:
             self._send([name])
@@ -284,7 +331,7 @@ class Objects:
             raise ObjectUnreadable(f"git ended when it was asked for {name}") from None
         if not kind:
             raise ObjectUnreadable(f"the object {name} is missing")
-        return kind, self._answered, size
+        return kind, self._answered.decode("ascii", "replace"), size
 
     def _send(self, names: Sequence[str]) -> None:
         process = self._running()
@@ -293,11 +340,14 @@ class Objects:
 
     def _header(self) -> tuple[str, int]:
         """Kind and size of the next answer; no kind where the object is missing."""
-        words = self._line().decode("ascii", "replace").split(" ")
-        if len(words) != 3 or not words[2].isdecimal():
+        while (end := self._buffer.find(b"\n", self._read)) < 0:
+            self._fill()
+        words = self._buffer[self._read : end].split(b" ")
+        self._read = end + 1
+        if len(words) != 3 or not words[2].isdigit():
             return "", 0
-        self._answered, kind, size = words
-        return kind, int(size)
+        self._answered = words[0]
+        return _TYPES.get(words[1], "other"), int(words[2])
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -313,7 +363,8 @@ class Objects:
         assert self._process is not None
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
-        if not select.select([descriptor], [], [], _PATIENCE)[0]:
+        if not select.select([descriptor], [], [], self._patience)[0]:
+            self._patience = min(self._patience, _THEN)
             self._end()
             raise ObjectUnreadable("git does not answer: an object may be a named pipe, or the disk hangs")
         piece = os.read(descriptor, 1 << 18)
@@ -321,13 +372,6 @@ class Objects:
             self._end()
             raise ObjectUnreadable("git ended: an object is damaged")
         self._buffer, self._read = self._buffer[self._read :] + piece, 0
-
-    def _line(self) -> bytes:
-        while (end := self._buffer.find(b"\n", self._read)) < 0:
-            self._fill()
-        line = self._buffer[self._read : end]
-        self._read = end + 1
-        return line
 
     def _some(self, most: int) -> bytes:
         if self._read == len(self._buffer):
@@ -337,10 +381,11 @@ class Objects:
         return piece
 
     def _take(self, size: int) -> bytes:
-        piece = self._some(size)
-        if len(piece) == size:
+        end = self._read + size
+        if end <= len(self._buffer):
+            piece, self._read = self._buffer[self._read : end], end
             return piece
-        pieces, left = [piece], size - len(piece)
+        pieces, left = list[bytes](), size
         while left:
             pieces.append(self._some(left))
             left -= len(pieces[-1])

@@ -22,6 +22,12 @@ class AgentMemory:
 
     agent_id: str
     path: Path
+    others: tuple[Path, ...] = ()
+    """More folders that would be this agent's memory. Which one its prompt is made of only Letta Code knows."""
+
+    def recorded_at(self, path: str) -> Path:
+        """The folder to look at: of several the one that was recorded before, so that none can be put in its place."""
+        return next((one for one in self.others if str(one) == path), self.path)
 
 
 @dataclass(frozen=True)
@@ -46,14 +52,21 @@ class Home:
         return cls(letta, Path(backend) if backend else letta / "lc-local-backend")
 
     def memories(self) -> list[AgentMemory]:
-        """The memory folders there are, each agent once: a local one before a checkout of the cloud's."""
-        found: dict[str, AgentMemory] = {}
-        for parent in (self.backend / "memfs", self.letta / "agents"):
+        """The memories there are, each agent once: a local one before a checkout of the cloud's."""
+        found: dict[str, list[Path]] = {}
+        for parent in self._parents:
             for folder in sorted(parent.glob("*/memory")):
-                agent = folder.parent.name
-                if folder.is_dir() and _AGENT.fullmatch(agent):
-                    found.setdefault(agent, AgentMemory(agent, folder))
-        return list(found.values())
+                if folder.is_dir() and _AGENT.fullmatch(folder.parent.name):
+                    found.setdefault(folder.parent.name, []).append(folder)
+        return [AgentMemory(agent, first, tuple(others)) for agent, (first, *others) in found.items()]
+
+    def holds(self, path: Path) -> bool:
+        """Whether a folder is where a memory of this Letta Code is, or was."""
+        return path.parent.parent in self._parents
+
+    @property
+    def _parents(self) -> tuple[Path, Path]:
+        return self.backend / "memfs", self.letta / "agents"
 
 
 def layout_of(tree: Mapping[bytes, Entry]) -> str:

@@ -60,14 +60,14 @@ class Notes:
     def about(self, agent: str, commit: str) -> dict[str, Any]:
         """Who made a commit, as far as hooks noted it: conversation, agent at work, tool call."""
         noted = self.commits.get(commit)
-        if noted is None:
+        if noted is None or not (noted.agent or noted.conversation):  # a person's own git has neither
             return {}
         found: dict[str, Any] = {"attribution": "hooks"}
         if noted.conversation:
             found["conversation_id"] = noted.conversation
         if noted.agent and noted.agent != agent:
             found["by_agent"] = noted.agent
-        calls = self.calls.get(noted.agent or agent, [])
+        calls = self.calls.get(noted.agent, [])
         at = bisect_left(calls, noted.at, key=lambda call: call.at)
         if at < len(calls) and calls[at].at - noted.at <= _LONGEST_CALL:
             found["tool"], found["tool_call_id"] = calls[at].tool, calls[at].tool_call_id

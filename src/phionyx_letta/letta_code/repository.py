@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,16 @@ from phionyx_letta.letta_code.reading import open_regular
 __all__ = ["HEAD_LOG", "LogEntry", "LogPlace", "LogRead", "MemoryRepository", "Snapshot"]
 
 HEAD_LOG = "HEAD"
+#: Of a name of any length only the commits are needed; git writes no `>` into one.
 _ENTRY = re.compile(
-    rb"([0-9a-f]{40}(?:[0-9a-f]{24})?) ([0-9a-f]{40}(?:[0-9a-f]{24})?) .{0,2000}?> (\d{1,12}) [+-]\d{4}(?:\t(.*))?"
+    rb"([0-9a-f]{40}(?:[0-9a-f]{24})?) ([0-9a-f]{40}(?:[0-9a-f]{24})?) (?:[^>]*> (\d{1,12}) [+-]\d{4}(?:\t(.*))?)?"
 )
 _REF = re.compile(r"ref: (refs/[^\x00-\x20\x7f~^:?*\[\\]{1,1000})\n?")
-_MAX_LINE = 64 << 10
-#: Of a reflog, in one run; what is left is read in the next.
+_PIECE = 64 << 10  # of a line; what is longer is read in pieces, of which the first says what it is
+#: Of a reflog that is read on, and of one that is searched for its place; what comes after it is skipped and told.
 _MAX_READ = 32 << 20
+#: As many lines as that can hold if each names two commits.
+_MAX_LINES = 400_000
 _TRIES, _PAUSE = 40, 0.025  # s: how long a reference may be moving
 
 
@@ -43,7 +47,7 @@ class LogEntry:
     old: str | None
     new: str | None
     at: str
-    """UTC, ISO 8601."""
+    """UTC, ISO 8601; empty where it is not told."""
     action: str
     """The message up to its first colon: `commit`, `commit (amend)`, `reset`, `merge letta/…`; what follows may be content."""
 
@@ -74,10 +78,14 @@ class LogRead:
     entries: list[LogEntry] = field(default_factory=list)
     places: list[LogPlace] = field(default_factory=list)
     """After each entry."""
+    end: LogPlace = LogPlace()
+    """After the last line, whatever it says."""
+    unparsed: int = 0
+    """Lines that say nothing of any commit."""
+    skipped: int = 0
+    """Bytes that were not read, since there are too many."""
     found: bool = True
     """False: the line read last is not in it any more, and `entries` are all there are."""
-    complete: bool = True
-    """False: there is more than is read in one run."""
     exists: bool = True
 
 
@@ -90,7 +98,7 @@ class Snapshot:
     ref: str
     """The branch HEAD stands for; empty where it is detached."""
     logs: dict[str, LogRead]
-    """By name: `HEAD_LOG`, and that of the branch."""
+    """By name: `HEAD_LOG`, that of the branch, and that of the branch HEAD left."""
 
 
 class MemoryRepository:
@@ -109,15 +117,20 @@ class MemoryRepository:
         self.git_dir = _git_dir(path)
         self.common_dir = _common_dir(self.git_dir)
 
-    def snapshot(self, objects: Objects, places: dict[str, LogPlace]) -> Snapshot:
+    def snapshot(self, objects: Objects, places: dict[str, LogPlace], left: str | None = None) -> Snapshot:
         """HEAD's commit and what its logs hold after `places`, as they stand together.
+
+        Args:
+            objects: of the repository.
+            places: how far its logs are read.
+            left: the branch HEAD stood for when they were: it may have moved on before HEAD left it.
 
         Raises:
             MemoryUnreadable: HEAD is neither a commit nor a branch, or git cannot read the repository.
         """
         for attempt in range(_TRIES):
             ref, tip = self._ref(), objects.head()
-            names = [HEAD_LOG, *([ref] if ref else [])]
+            names = list(dict.fromkeys([HEAD_LOG, *(name for name in (ref, left) if name)]))
             before = self._marks(names)
             logs = {name: self._log(name, places.get(name, LogPlace())) for name in names}
             quiet = not any(os.path.lexists(self._file(f"{name}.lock")) for name in names)
@@ -161,51 +174,72 @@ class MemoryRepository:
             return LogRead(exists=False, found=not place.length)
         with opened as file:
             start = _find(file, place)
-            found = LogRead(found=start is not None)
-            for offset, line in _lines(file, start or 0):
-                if offset - (start or 0) > _MAX_READ:
-                    found.complete = False
-                    break
-                entry = _parsed(line)
-                if entry is not None:
+            found = LogRead(found=start is not None, end=place if start is not None else LogPlace())
+            at, end = start or 0, b""
+            for offset, first, last in _lines(file, at):
+                at, end = offset, last
+                entry = _parsed(first)
+                if entry is None:
+                    found.unparsed += 1
+                else:
                     found.entries.append(entry)
-                    found.places.append(LogPlace(offset, len(line), hashlib.sha256(line).hexdigest()))
+                    found.places.append(_place(at, end))
+            if end:
+                found.end = _place(at, end)
+            size = os.fstat(file.fileno()).st_size
+            if size - at > _PIECE:  # more than a line that is being written
+                found.end = _last_place(file, size)
+                found.skipped = found.end.offset - at
         return found
 
 
-def _find(file: Any, place: LogPlace) -> int | None:
+def _place(offset: int, last: bytes) -> LogPlace:
+    return LogPlace(offset, len(last), hashlib.sha256(last).hexdigest())
+
+
+def _last_place(file: BufferedReader, size: int) -> LogPlace:
+    """After the last line of a log that is not read to its end, or after all of it where that line has no end in reach."""
+    start = max(0, size - _PIECE)
+    file.seek(start)
+    tail = file.read(size - start)
+    tail = tail[: tail.rfind(b"\n") + 1] or tail
+    return _place(start + len(tail), tail[tail.rfind(b"\n", 0, -1) + 1 :])
+
+
+def _find(file: BufferedReader, place: LogPlace) -> int | None:
     """Where to read on: after the line read last, wherever it stands by now (old lines expire); None if it is gone."""
     if not place.length:
         return 0
     file.seek(max(0, place.offset - place.length))
     if place.offset >= place.length and hashlib.sha256(file.read(place.length)).hexdigest() == place.digest:
         return place.offset
-    for offset, line in _lines(file, 0):
-        if len(line) == place.length and hashlib.sha256(line).hexdigest() == place.digest:
+    for offset, _, last in _lines(file, 0):
+        if len(last) == place.length and hashlib.sha256(last).hexdigest() == place.digest:
             return offset
     return None
 
 
-def _lines(file: Any, start: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset after the line, the line) of whole lines; of one that is too long nothing."""
+def _lines(file: BufferedReader, start: int) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield (offset after the line, its first piece, its last piece) of whole lines, until as much is read as is at once."""
     file.seek(start)
-    offset, skipping = start, False
-    while line := file.readline(_MAX_LINE):
-        offset += len(line)
-        whole = line.endswith(b"\n")
-        if whole and not skipping:
-            yield offset, line
-        skipping = not whole
+    offset, lines, first = start, 0, b""
+    while offset - start < _MAX_READ and lines < _MAX_LINES and (piece := file.readline(_PIECE)):
+        offset += len(piece)
+        first = first or piece
+        if piece.endswith(b"\n"):
+            yield offset, first, piece
+            first = b""
+            lines += 1
 
 
 def _parsed(line: bytes) -> LogEntry | None:
-    match = _ENTRY.fullmatch(line.rstrip(b"\n"))
+    match = _ENTRY.match(line.rstrip(b"\n"))
     if match is None:
         return None
     old, new, seconds, message = match.groups()
     action = (message or b"").partition(b":")[0][:200].decode("utf-8", "replace")
     try:
-        at = datetime.fromtimestamp(int(seconds), UTC).isoformat()
+        at = datetime.fromtimestamp(int(seconds or b""), UTC).isoformat()
     except (ValueError, OverflowError, OSError):
         at = ""
     return LogEntry(_real(old), _real(new), at, "".join(char if char.isprintable() else "?" for char in action))

@@ -6,6 +6,7 @@ Without a database of Letta's, the ledger is one SQLite file beside the signing 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,10 +21,11 @@ from phionyx_letta.ledger.log.keeper import SinkKeeper
 from phionyx_letta.ledger.log.opening import open_sinks
 from phionyx_letta.ledger.log.sink import Published
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.letta_code.cursor import read_cursor, read_cursors
 from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.ingest import AgentReport, Recorder
 from phionyx_letta.letta_code.objects import Objects
-from phionyx_letta.letta_code.places import AgentMemory, layout_of
+from phionyx_letta.letta_code.places import AgentMemory, Home, layout_of
 from phionyx_letta.letta_code.queue import queue_path, read_notes
 from phionyx_letta.letta_code.repository import MemoryRepository
 from phionyx_letta.letta_code.working_tree import uncommitted
@@ -31,7 +33,7 @@ from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.plugin.sealer import Sealer, checkpoint_policy, trusted_hosts
 from phionyx_letta.settings import Settings
 
-__all__ = ["Ingested", "default_ledger", "ingest", "opened_ledger"]
+__all__ = ["Ingested", "default_ledger", "ingest", "missing_memories", "opened_ledger"]
 
 
 @dataclass
@@ -46,6 +48,10 @@ class Ingested:
     delivered: bool | None = None
     """Whether every sink took it; None without sinks."""
 
+    def note(self, memory: AgentMemory, path: Path, what: str, remedy: str) -> None:
+        """Add a problem."""
+        self.problems.append({"agent_id": memory.agent_id, "path": str(path), "what": what, "remedy": remedy})
+
     @property
     def envelopes(self) -> int:
         """How many were written."""
@@ -58,21 +64,26 @@ def default_ledger(settings: Settings) -> str:
 
 
 @contextmanager
-def opened_ledger(url: str) -> Iterator[SqlLedger]:
-    """The ledger, made if it is missing; its file is for its owner alone.
+def opened_ledger(url: str, *, create: bool = True) -> Iterator[SqlLedger]:
+    """The ledger, made if it is missing unless it is only to be read; its file is for its owner alone.
 
     Raises:
-        StoreError: no ledger can live there.
+        StoreError: no ledger can live there, or there is none.
     """
     parsed = tables.ledger_url(url)
-    if parsed.get_backend_name() == "sqlite" and parsed.database:
-        path = Path(parsed.database)
+    file = parsed.database if parsed.get_backend_name() == "sqlite" else None
+    if file and not create and not Path(file).exists():
+        raise MemoryUnreadable(
+            f"there is no ledger at {file}", "record first: phionyx-letta code ingest, or give --ledger"
+        )
+    if file and create:
+        path = Path(file)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise MemoryUnreadable(f"the ledger {path} cannot be made: {error.strerror}", "check the folder") from error
-    ledger = SqlLedger(url)
+    ledger = SqlLedger(url, create=create)
     try:
         yield ledger
     finally:
@@ -83,7 +94,7 @@ def ingest(ledger: SqlLedger, key: PluginKey, settings: Settings, memories: Sequ
     """Record what is new in these memories and sign a checkpoint; what goes wrong with one does not hold up the others.
 
     Raises:
-        LedgerUnavailable, SigningKeyError, StoreError: nothing more can be recorded in this ledger.
+        LedgerUnavailable, SigningKeyError, StoreError: nothing can be recorded in this ledger.
     """
     notes = read_notes(queue_path(settings.home_path()))
     recorder = Recorder(
@@ -94,23 +105,47 @@ def ingest(ledger: SqlLedger, key: PluginKey, settings: Settings, memories: Sequ
         batch=settings.batch,
         notes=notes,
     )
-    result = Ingested()
+    result, unusable = Ingested(), None
     for memory in memories:
+        path = _where(ledger, key, memory)
+        if memory.others:
+            others = ", ".join(str(one) for one in (memory.path, *memory.others) if one != path)
+            what = f"this agent has more than one memory: {others} is not recorded"
+            result.note(memory, path, what, "remove what is not its memory, or name what is with --agent and --memory")
         try:
-            report = recorder.record(memory.agent_id, memory.path)
-        except MemoryUnreadable as error:
-            problem = {
-                "agent_id": memory.agent_id,
-                "path": str(memory.path),
-                "what": error.message,
-                "remedy": error.remedy,
-            }
-            result.problems.append(problem)
+            report = recorder.record(memory.agent_id, path)
+        except PhionyxError as error:
+            if not isinstance(error, MemoryUnreadable):
+                unusable = error  # the ledger, unless something else can be recorded in it
+            result.note(memory, path, error.message, error.remedy)
             continue
         result.agents.append({**vars(report), **_present(report)})
+    if unusable is not None and not result.agents:
+        raise unusable
     notes.forget_old()
     _sign(ledger, key, settings, result)
     return result
+
+
+def missing_memories(ledger: SqlLedger, key: PluginKey, home: Home) -> list[AgentMemory]:
+    """Memories of this Letta Code that were recorded on this machine and are gone, until that is recorded too."""
+    with ledger.engine.connect() as connection:
+        cursors = read_cursors(connection, key.signer)
+    return [
+        AgentMemory(agent, Path(cursor.path))
+        for agent, cursor in sorted(cursors.items())
+        if cursor.host == platform.node()
+        and cursor.problem != "gone"
+        and home.holds(Path(cursor.path))
+        and not Path(cursor.path).is_dir()
+    ]
+
+
+def _where(ledger: SqlLedger, key: PluginKey, memory: AgentMemory) -> Path:
+    if not memory.others:
+        return memory.path
+    with ledger.engine.connect() as connection:
+        return memory.recorded_at(read_cursor(connection, key.signer, memory.agent_id).path)
 
 
 def _present(report: AgentReport) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class Watch:
         self._url, self._key, self._settings, self._home = url, key, settings, home
         self._proposer, self._idle = proposer, idle
         self._sessions = Sessions(home.backend, settings.home_path())
+        self._known: dict[str, AgentMemory] = {}
         self._marks: dict[str, Any] = {}
         self._passes = 0
 
@@ -90,7 +91,9 @@ class Watch:
         marks = {memory.agent_id: _marks(memory.path) for memory in memories}
         changed = [memory for memory in memories if self._marks.get(memory.agent_id) != marks[memory.agent_id]]
         self._marks = marks
-        return changed
+        gone = [memory for agent, memory in self._known.items() if agent not in marks]
+        self._known = {memory.agent_id: memory for memory in memories}
+        return changed + gone
 
     def _propose(self, memories: Sequence[AgentMemory], found: Pass) -> None:
         ended = {conversation for _, conversation in read_notes(queue_path(self._settings.home_path())).sessions}

@@ -68,6 +68,12 @@ class Memory:
     def head(self) -> str:
         return self.git("rev-parse", "HEAD")
 
+    def raw(self, name: str) -> bytes:
+        """The bytes of an object as git has them."""
+        kind = self.git("cat-file", "-t", name)
+        command = ["git", "-C", str(self.path), "cat-file", kind, name]
+        return subprocess.run(command, capture_output=True, env=ENVIRONMENT, check=True).stdout
+
     def files(self, commit: str = "HEAD") -> dict[str, str]:
         """What a commit holds: names as the ledger writes them, and hashes."""
         command = ["git", "-C", str(self.path), "ls-tree", "-r", "-z", commit]
@@ -136,3 +142,18 @@ def letta(envelope: dict[str, Any]) -> dict[str, Any]:
     found = envelope["subject"]["metadata"]["letta"]
     assert isinstance(found, dict)
     return found
+
+
+def raw_tree(memory: Memory, entries: list[tuple[str, bytes, str]]) -> str:
+    data = b"".join(mode.encode() + b" " + name + b"\0" + bytes.fromhex(oid) for mode, name, oid in entries)
+    return memory.git("hash-object", "-t", "tree", "-w", "--literally", "--stdin", given=data)
+
+
+def set_head(memory: Memory, tree: str) -> None:
+    parent = memory.git("rev-parse", "--verify", "--quiet", "HEAD", fails=True)
+    parents = ["-p", parent] if parent else []
+    memory.git("update-ref", "refs/heads/main", memory.git("commit-tree", tree, *parents, "-m", "m"))
+
+
+def blob(memory: Memory, data: bytes) -> str:
+    return memory.git("hash-object", "-w", "--stdin", given=data)

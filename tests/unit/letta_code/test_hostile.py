@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from code_rig import AGENT, Memory, Recorded, letta
+from code_rig import AGENT, Memory, Recorded, blob, letta, raw_tree, set_head
 
 from phionyx_letta.letta_code import objects as objects_module
 from phionyx_letta.letta_code.changes import file_name, label_of
@@ -15,21 +15,6 @@ from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.objects import Objects
 from phionyx_letta.letta_code.repository import MemoryRepository
 from phionyx_letta.letta_code.working_tree import uncommitted
-
-
-def raw_tree(memory: Memory, entries: list[tuple[str, bytes, str]]) -> str:
-    data = b"".join(mode.encode() + b" " + name + b"\0" + bytes.fromhex(oid) for mode, name, oid in entries)
-    return memory.git("hash-object", "-t", "tree", "-w", "--literally", "--stdin", given=data)
-
-
-def set_head(memory: Memory, tree: str) -> None:
-    parent = memory.git("rev-parse", "--verify", "--quiet", "HEAD", fails=True)
-    parents = ["-p", parent] if parent else []
-    memory.git("update-ref", "refs/heads/main", memory.git("commit-tree", tree, *parents, "-m", "m"))
-
-
-def blob(memory: Memory, data: bytes) -> str:
-    return memory.git("hash-object", "-w", "--stdin", given=data)
 
 
 def test_no_program_of_the_repositorys_configuration_runs(memory: Memory, recorded: Recorded, tmp_path: Path) -> None:
@@ -100,7 +85,7 @@ def test_no_two_paths_share_a_name() -> None:
     assert len({file_name(name) for name in names}) == len(names)
 
 
-@pytest.mark.parametrize("name", [b"../../evil.md", b"..", b".git", b"", b"a/b", b"/etc/passwd"])
+@pytest.mark.parametrize("name", [b"..", b".git", b"~", b"\\x"])
 def test_names_no_file_can_have_touch_no_file(memory: Memory, recorded: Recorded, name: bytes) -> None:
     memory.commit({"a.md": "1"})
     set_head(memory, raw_tree(memory, [("100644", name, blob(memory, b"evil"))]))
@@ -244,7 +229,7 @@ def test_a_reflog_full_of_lies(memory: Memory, recorded: Recorded) -> None:
     with log.open("a") as file:
         file.writelines(lies)
     report = recorded.ingest(memory)
-    assert {gap["reason"] for gap in report.gaps} <= {"unreadable", "vanished"}
+    assert {gap["reason"] for gap in report.gaps} <= {"unreadable", "vanished", "reflog_unparsed"}
     recorded.agrees_with(memory)
     assert recorded.ingest(memory).envelopes == 0
 

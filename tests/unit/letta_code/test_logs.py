@@ -1,0 +1,208 @@
+"""Reflogs that are padded, torn, forged or silent: HEAD is followed all the same, and what was not read is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+from code_rig import AGENT, ENVIRONMENT, SIGNER, Memory, Recorded, blob, letta
+
+from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.letta_code import repository as repository_module
+from phionyx_letta.letta_code.checking import check_memory
+from phionyx_letta.letta_code.ingest import _Run
+from phionyx_letta.letta_code.places import AgentMemory
+
+
+def logs(memory: Memory) -> list[Path]:
+    return [memory.path / ".git" / "logs" / name for name in ("HEAD", "refs/heads/main")]
+
+
+def append(memory: Memory, data: bytes) -> None:
+    for log in logs(memory):
+        with log.open("ab") as file:
+            file.write(data)
+
+
+def reasons(memory: Memory, recorded: Recorded) -> list[str]:
+    return [gap["reason"] for gap in recorded.ingest(memory).gaps]
+
+
+@pytest.mark.parametrize("line", [b"x" * 1000 + b"\n", b"\0" * 3000, b"\n"])
+def test_a_padded_log_does_not_hide_what_comes_after_it(
+    memory: Memory, recorded: Recorded, line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository_module, "_MAX_READ", 1 << 20)
+    monkeypatch.setattr(repository_module, "_MAX_LINES", 10_000)
+    memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    append(memory, line * ((2 << 20) // len(line)))
+    evil = memory.commit({"a.md": "evil"})
+    assert reasons(memory, recorded)[-1] == "reflog_skipped"
+    assert recorded.commits()[-1] == evil
+    recorded.agrees_with(memory)
+    assert recorded.ingest(memory).envelopes == 0, "told once"
+    after = memory.commit({"a.md": "after"})
+    assert reasons(memory, recorded) == []
+    assert recorded.commits()[-1] == after
+    assert letta(recorded.envelopes()[-1])["seen_by"] == "reflog", "and the log is read on from its end"
+    recorded.agrees_with(memory)
+
+
+def test_padding_that_is_read_in_one_run_is_told_and_passed(memory: Memory, recorded: Recorded) -> None:
+    memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    append(memory, b"junk\n" * 100_000)
+    assert reasons(memory, recorded) == ["reflog_unparsed", "reflog_unparsed"]
+    assert recorded.ingest(memory).envelopes == 0
+    second = memory.commit({"a.md": "2"})
+    assert reasons(memory, recorded) == []
+    assert recorded.commits()[-1] == second
+
+
+def test_a_sparse_log_of_a_terabyte_takes_no_time(
+    memory: Memory, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository_module, "_MAX_LINES", 10_000)
+    memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    for log in logs(memory):
+        os.truncate(log, 1 << 40)
+    evil = memory.commit({"a.md": "evil"}, "m")
+    began = time.monotonic()
+    assert reasons(memory, recorded) == ["reflog_skipped", "reflog_skipped"]
+    assert time.monotonic() - began < 10
+    assert recorded.commits()[-1] == evil
+    for log in logs(memory):
+        log.write_bytes(b"x\n" * (1 << 20))  # the place is searched for in vain
+    assert "reflog_skipped" in reasons(memory, recorded)
+    recorded.agrees_with(memory)
+    assert time.monotonic() - began < 20
+
+
+def test_a_torn_line_is_read_when_it_is_whole(memory: Memory, recorded: Recorded) -> None:
+    memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    append(memory, b"torn")
+    assert reasons(memory, recorded) == []
+    memory.commit({"a.md": "2"})
+    assert reasons(memory, recorded) == ["reflog_unparsed", "reflog_unparsed"]
+    recorded.agrees_with(memory)
+
+
+@pytest.mark.parametrize("length", [2001, 100_000])
+def test_a_commit_under_a_long_name_that_was_taken_back_is_recorded(
+    memory: Memory, recorded: Recorded, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    monkeypatch.setitem(ENVIRONMENT, "GIT_COMMITTER_NAME", "N" * length)
+    evil = memory.commit({"a.md": "evil"})
+    memory.git("reset", "-q", "--hard", first)
+    assert reasons(memory, recorded) == []
+    assert recorded.commits() == [first, evil]
+    recorded.agrees_with(memory)
+
+
+def elsewhere(memory: Memory, tmp_path: Path, first: str) -> str:
+    """Another work tree moves the branch to a commit and back; this one's HEAD log does not know."""
+    memory.git("worktree", "add", "-q", "--detach", str(tmp_path / "w"))
+    other = Memory(tmp_path / "w", new=False)
+    evil = other.commit({"a.md": "evil"})
+    other.git("update-ref", "refs/heads/main", evil)
+    assert memory.git("show", "HEAD:a.md") == "evil"
+    other.git("update-ref", "refs/heads/main", first)
+    return evil
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_only_the_branchs_log_tells_is_recorded(
+    memory: Memory, recorded: Recorded, tmp_path: Path, stays: bool
+) -> None:
+    first = memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    evil = elsewhere(memory, tmp_path, first)
+    memory.git("checkout", "-q", "-b", "z")
+    aside = memory.commit({"y.md": "z"})
+    if not stays:
+        memory.git("checkout", "-q", "main")
+    assert reasons(memory, recorded) == []
+    assert sorted(recorded.commits()[1:]) == sorted([evil, aside])
+    recorded.agrees_with(memory)
+    assert recorded.ingest(memory).envelopes == 0
+    last = memory.commit({"a.md": "2"})
+    recorded.ingest(memory)
+    assert recorded.commits()[-1] == last
+    recorded.agrees_with(memory)
+
+
+def test_a_rebase_is_told_once_though_both_logs_tell_it(memory: Memory, recorded: Recorded) -> None:
+    memory.commit({"a.md": "1"})
+    memory.git("checkout", "-q", "-b", "upstream")
+    memory.commit({"u.md": "1"})
+    memory.git("checkout", "-q", "main")
+    memory.commit({"b.md": "2"})
+    recorded.ingest(memory)
+    memory.git("rebase", "-q", "upstream")
+    assert recorded.ingest(memory).rewrites == 1
+    recorded.agrees_with(memory)
+
+
+def test_what_a_line_only_claims_to_have_left_says_so(memory: Memory, recorded: Recorded) -> None:
+    first = memory.commit({"a.md": "0"})
+    recorded.ingest(memory)
+    tree = memory.git("mktree", given=f"100644 blob {blob(memory, b'framed')}\ta.md\n".encode())
+    framed = memory.git("commit-tree", tree, "-p", first, "-m", "m")
+    append(memory, f"{framed} {first} A <a@b> 1 +0000\treset: x\n".encode())
+    recorded.ingest(memory)
+    seen = {letta(one).get("commit"): letta(one).get("seen_by") for one in recorded.envelopes()[1:]}
+    assert seen[framed] == "reflog_old"
+    recorded.agrees_with(memory)
+
+
+def test_a_run_that_is_cut_short_tells_no_detour(memory: Memory, recorded: Recorded, tmp_path: Path) -> None:
+    """Each transaction knows how far both logs are read."""
+    recorded.options["batch"] = 1
+    first = memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    evil = elsewhere(memory, tmp_path, first)
+    memory.git("checkout", "-q", "-b", "z")
+    memory.commit({"y.md": "z"})
+    memory.git("checkout", "-q", "main")
+    for number in range(5):
+        memory.commit({"a.md": str(number)})
+    wanted = None
+    for stop in range(12):
+        ledger = SqlLedger(f"sqlite:///{tmp_path}/{stop}.db")
+        here = Recorded(ledger, batch=1)
+        writes, real = 0, _Run._write
+
+        def write(run: _Run, cursor: object, real: object = real, stop: int = stop) -> None:
+            nonlocal writes
+            writes += 1
+            if writes > stop:
+                raise KeyboardInterrupt
+            real(run, cursor)  # type: ignore[operator]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_Run, "_write", write)
+            with contextlib.suppress(KeyboardInterrupt):
+                here.ingest(memory)
+        here.ingest(memory)
+        here.agrees_with(memory)
+        told = here.told(), here.commits()
+        wanted = wanted or told
+        assert evil in here.commits()
+        assert told == wanted
+        ledger.close()
+
+
+def test_verify_sees_what_ingest_could_not_read(memory: Memory, recorded: Recorded) -> None:
+    memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    append(memory, b"x" * 1000 + b"\n")
+    memory.commit({"a.md": "evil"})
+    assert check_memory(recorded.ledger, SIGNER, AgentMemory(AGENT, memory.path)).status == "behind"
