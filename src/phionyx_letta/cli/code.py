@@ -191,9 +191,16 @@ def _decided(act: str, patch_id: str, by: str | None, letta_dir: Path | None, le
         "status": patch.status,
         "file_path": patch.file_path,
         "envelopes": result.envelopes,
+        "told": proposals.targets.told,
     }
-    line = f"{patch.status} patch {patch.patch_id} to {patch.file_path}; {result.envelopes} envelopes"
-    answer(page, as_json=as_json, show=lambda console: console.print(safe(line), soft_wrap=True))
+
+    def show(console: Console) -> None:
+        line = f"{patch.status} patch {patch.patch_id} to {patch.file_path}; {result.envelopes} envelopes"
+        console.print(safe(line), soft_wrap=True)
+        for one in proposals.targets.told:
+            console.print(safe(one), style="yellow", soft_wrap=True)
+
+    answer(page, as_json=as_json, show=show)
     return FAILED if result.problems else OK
 
 

@@ -17,6 +17,7 @@ from phionyx_letta.letta_code.proposals import Proposals
 from phionyx_letta.letta_code.queue import queue_path, read_notes
 from phionyx_letta.letta_code.sealing import Ingested, ingest, opened_ledger
 from phionyx_letta.letta_code.sessions import Sessions
+from phionyx_letta.letta_code.target import MemfsTargets
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.settings import Settings
 
@@ -71,6 +72,9 @@ class Watch:
             hooks = Hooks(self._home, self._settings.home_path())
             if hooks.installed:
                 hooks.cover(memories)
+            targets = MemfsTargets(memories)
+            targets.settle()
+            found.errors += targets.told
             changed = self._changed(memories)
             if changed:
                 with opened_ledger(self._url) as ledger:

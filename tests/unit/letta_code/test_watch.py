@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from phionyx_letta.cli.app import app
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.letta_code.committing import MemoryCommit
 from phionyx_letta.letta_code.places import Home
 from phionyx_letta.letta_code.proposals import Proposals
 from phionyx_letta.letta_code.sessions import Sessions
@@ -167,3 +168,15 @@ def test_the_service_ends_when_told(home: Home, memory: Memory, tmp_path: Path) 
     started = time.monotonic()
     assert process.wait(30) == 0
     assert time.monotonic() - started < 30
+
+
+def test_it_finishes_what_a_killed_apply_began(
+    watch: Watch, home: Home, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposals = Proposals(str(tmp_path / "patches.jsonl"), home.memories(), SIGNER)
+    monkeypatch.setattr(MemoryCommit, "settle", lambda self: [])
+    proposals.apply(a_patch(proposals).patch_id)
+    monkeypatch.undo()
+    assert memory.git("status", "--porcelain") == "M  human.md"
+    assert watch.look().errors == []
+    assert memory.git("status", "--porcelain") == ""
