@@ -192,8 +192,8 @@ class MemoryCommit:
             return []
         try:
             return self._settled(note)
-        except (MemoryUnreadable, ObjectUnreadable) as error:
-            return [f"the commit is made, but the work file was not looked at: {error.message}"]
+        except (MemoryUnreadable, ObjectUnreadable, TargetRefused) as error:  # the note stays, for the next run
+            return [f"the commit is made, but the work file or the index does not follow yet: {error.message}"]
 
     def _settled(self, note: _Note) -> list[str]:
         with Objects(MemoryRepository(self._path).git) as objects:
@@ -223,8 +223,6 @@ class MemoryCommit:
             file.write(now, _unmarked(after) or "")
         except DiffConflictError:
             return [left]
-        except TargetRefused as error:
-            return [f"the commit is made, but {error.message}: git -C {self._path} checkout HEAD -- {path}"]
         return []
 
     def _clear_up(self, path: str, known: set[str | None]) -> list[str]:
@@ -252,9 +250,9 @@ class MemoryCommit:
                 elif oid != note.new:
                     return [f"{note.path} was staged in {self._path} meanwhile and is left as it is"]
                 return []
-            except TargetRefused as error:
+            except TargetRefused:
                 if attempt == _TRIES - 1:
-                    return [f"the commit is made, but the index is not: {error.message}: git -C {self._path} reset"]
+                    raise
                 time.sleep(_PAUSE)
         return []
 

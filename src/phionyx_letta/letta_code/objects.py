@@ -21,6 +21,7 @@ from phionyx_letta.errors import StoreError
 from phionyx_letta.ledger.log.git import GitRepository
 from phionyx_letta.letta_code.contents import ABSENT, Content, content_of
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable
+from phionyx_letta.letta_code.ownership import unreadable
 
 __all__ = ["SUBMODULE", "SUBTREE", "SYMLINK", "Commit", "Entry", "Objects", "by_name"]
 
@@ -98,10 +99,7 @@ class Objects:
             kind, oid, size = self._ask("HEAD")
         except ObjectUnreadable:
             if self._process is None:
-                raise MemoryUnreadable(
-                    f"git cannot read the repository {self._repository.path}",
-                    f"check it: git -C {self._repository.path} fsck",
-                ) from None
+                raise unreadable(self._repository.path) from None
             named = self._repository.run("rev-parse", "--verify", "--quiet", "HEAD", failing_is_none=True)
             if named:  # a commit that is missing, which is not the same as none
                 raise MemoryUnreadable(

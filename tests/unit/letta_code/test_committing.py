@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +156,67 @@ class TestAPersonsWork:
         refused(proposals, patch, memory, r"index\.lock")
 
 
+class TestWhatFollowsTheCommit:
+    """Work file and index, where they cannot follow at once."""
+
+    def test_a_file_that_is_read_only(self, proposals: Proposals, memory: Memory) -> None:
+        patch = a_patch(proposals)
+        (memory.path / "human.md").chmod(0o444)
+        assert proposals.apply(patch.patch_id).status == "applied"
+        assert ["is read-only" in one for one in proposals.targets.told] == [True]
+        (memory.path / "human.md").chmod(0o644)
+        proposals.targets.settle()
+        assert (human(memory), memory.git("status", "--porcelain")) == (PATCHED, "")
+
+    def test_an_index_that_somebody_holds(
+        self, proposals: Proposals, memory: Memory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(committing, "_PAUSE", 0)
+        lock = memory.path / ".git" / "index.lock"
+        hook(memory, "pre-commit", f"touch {lock}")
+        assert proposals.apply(a_patch(proposals).patch_id).status == "applied"
+        assert ["does not follow yet" in one for one in proposals.targets.told] == [True]
+        lock.unlink()
+        proposals.targets.settle()
+        assert (human(memory), memory.git("status", "--porcelain")) == (PATCHED, "")
+
+    def test_a_folder_whose_lock_somebody_holds(
+        self, proposals: Proposals, memory: Memory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(files, "_PATIENCE", 0.1)
+        patch = a_patch(proposals)
+        with closing_descriptor(memory.path) as folder:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            assert proposals.apply(patch.patch_id).status == "applied"
+            assert ["holds the lock" in one for one in proposals.targets.told] == [True]
+        proposals.targets.settle()
+        assert (human(memory), memory.git("status", "--porcelain")) == (PATCHED, "")
+
+    @pytest.mark.parametrize("note", ["", "x", "[1, 2, 3, 4]", '["../../x", "100644", null, "y"]', "pipe"])
+    def test_a_note_of_any_shape_harms_nothing(self, proposals: Proposals, memory: Memory, note: str) -> None:
+        path = memory.path / ".git" / "phionyx-patch"
+        if note == "pipe":
+            os.mkfifo(path)
+        else:
+            path.write_text(note)
+        before = state(memory)
+        proposals.targets.settle()
+        assert (state(memory), proposals.targets.told) == (before, [])
+
+    def test_a_forged_note_writes_only_what_is_committed(
+        self, proposals: Proposals, memory: Memory, tmp_path: Path
+    ) -> None:
+        oid = memory.git("rev-parse", "HEAD:human.md")
+        (tmp_path / "outside.md").write_text("old")
+        old = memory.git("hash-object", "-w", str(tmp_path / "outside.md"))
+        for name in ("../outside.md", "notes/outside.md", str(tmp_path / "outside.md")):
+            (memory.path / "notes").unlink(missing_ok=True)
+            (memory.path / "notes").symlink_to(tmp_path)
+            (memory.path / ".git" / "phionyx-patch").write_text(json.dumps([name, "100644", old, oid]))
+            proposals.targets.settle()
+            assert (tmp_path / "outside.md").read_text() == "old"
+
+
 class TestExactlyWhatWasApproved:
     def test_no_filter_takes_part(self, proposals: Proposals, memory: Memory) -> None:
         memory.git("config", "filter.e.clean", "sed s/tea/EVIL/")
@@ -241,6 +305,15 @@ class TestExactlyWhatWasApproved:
         assert memory.git("status", "--porcelain") == ""
         assert memory.git("ls-tree", "HEAD", "human.md").startswith("100755")
         assert proposals.targets.told == []
+
+
+@contextmanager
+def closing_descriptor(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def child(work: Callable[[], object]) -> int:
