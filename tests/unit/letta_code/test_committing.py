@@ -422,6 +422,38 @@ def test_killed_at_random_moments(memory: Memory, memories: list[AgentMemory], t
     assert kills >= 5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_person_who_saves_at_any_moment(
+    memory: Memory, memories: list[AgentMemory], tmp_path: Path, killed: bool
+) -> None:
+    """As an editor does, by a new file in the old one's place; what was saved is there afterwards, whatever else is."""
+    chance, base, committed = random.Random(7), memory.head(), 0
+    for number in range(15):
+        memory.git("reset", "-q", "--hard", base)
+        for copy in memory.path.glob(".human.md.*"):
+            copy.unlink()
+        store = tmp_path / str(number)
+        store.mkdir()
+        patch = a_patch(opened(memories, store)).patch_id
+        process = child(lambda store=store, patch=patch: opened(memories, store).apply(patch))  # type: ignore[misc]
+        time.sleep(chance.random() * 0.3)
+        (tmp_path / "saved").write_text(MINE)
+        os.replace(tmp_path / "saved", memory.path / "human.md")
+        if killed:
+            time.sleep(chance.random() * 0.02)
+            os.kill(process, signal.SIGKILL)
+        ended(process)
+        time.sleep(0.2 * killed)
+        proposals = opened(memories, store)
+        proposals.targets.settle()
+        kept = [human(memory), *(copy.read_text() for copy in memory.path.glob(".human.md.*.tmp"))]
+        assert MINE in kept
+        assert memory.git("diff", "--cached") == "", "nothing is staged that nobody staged"
+        committed += memory.head() != base
+    assert committed < 15
+
+
 def test_an_edit_that_was_swapped_out_when_it_was_killed(
     memory: Memory, memories: list[AgentMemory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
