@@ -232,9 +232,8 @@ class MemoryCommit:
         for copy in Path(folder).glob(f".{glob.escape(name[:180])}.????????????.tmp"):
             with contextlib.suppress(OSError, UnicodeDecodeError), open_regular(copy) as file:
                 text = file.read(MAX_TEXT + 1).decode()
-                if any(
-                    one is not None and one.startswith(text) for one in known
-                ):  # it may have been killed while writing
+                # a part of it, where it was killed while writing
+                if any(one is not None and one.startswith(text) for one in known):
                     copy.unlink()
                     continue
             told.append(f"{copy} holds an edit of {path} that was not committed")
