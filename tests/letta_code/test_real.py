@@ -15,7 +15,10 @@ from phionyx_letta.cli.app import app
 from phionyx_letta.demo.errors import DemoError
 from phionyx_letta.demo.letta_code import LettaCode, find_program, shell_call
 from phionyx_letta.demo.model import ScriptedModel
+from phionyx_letta.errors import TargetRefused
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.letta_code.places import AgentMemory
+from phionyx_letta.letta_code.target import MemfsTargets
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +65,31 @@ def test_what_an_agent_does_is_recorded_with_its_conversation(program: Path, tmp
     assert said["claims"]["author"]["email"] == f"{first.agent_id}@letta.com"
     assert code("verify", *where, environment=environment)["agents"][0]["status"] == "ok"  # type: ignore[index]
     assert code("uninstall", *where, environment=environment)["settings"] == "missing"
+
+
+def test_a_patch_goes_through_letta_s_own_validator(program: Path, tmp_path: Path) -> None:
+    """Which looks at what is staged, in an index that is not the repository's own."""
+    with ScriptedModel() as model:
+        letta = LettaCode(program, tmp_path, model)
+        agent = letta.ask("SAY hello").agent_id
+    memory = letta.memory(agent)
+    target = MemfsTargets([AgentMemory(agent, memory)]).resolve(f"{agent}/human.md")
+    text = target.read()
+    assert text is not None
+    without = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("name:"))
+    assert without != text
+
+    def state() -> list[str]:
+        asked = (["rev-parse", "HEAD"], ["status", "--porcelain"])
+        return [subprocess.check_output(["git", "-C", str(memory), *one], text=True) for one in asked]
+
+    before = state()
+    with pytest.raises(TargetRefused, match="missing required field 'name'"):
+        target.write(text, without)
+    assert state() == before
+    target.write(text, f"{text}Likes tea.\n")
+    assert target.read() == (memory / "human.md").read_text() == f"{text}Likes tea.\n"
+    assert state()[1] == ""
 
 
 def test_the_demo(program: Path, tmp_path: Path) -> None:

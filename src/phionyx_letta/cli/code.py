@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from phionyx_letta.letta_code.places import AgentMemory
     from phionyx_letta.letta_code.watching import Pass
 
-__all__ = ["LettaDir", "chosen_memories", "code", "hooks_of"]
+__all__ = ["CodeLedger", "LettaDir", "chosen_memories", "code", "hooks_of"]
 
 code = typer.Typer(
     help="Letta Code: record the git memory of its agents, check it, and look after its hooks.\n\nSee docs/letta-code.md.",
@@ -61,6 +61,7 @@ def ingest(
     What was recorded is not recorded again. Rewritten history, and what could not be read, is recorded as such; what is not committed
     is told. Exit 1 where a memory could not be read or has a gap, 2 where there is no memory.
     """
+    from phionyx_letta.letta_code.delivering import deliver_again
     from phionyx_letta.letta_code.places import Home
     from phionyx_letta.letta_code.sealing import ingest as record
     from phionyx_letta.letta_code.sealing import missing_memories, opened_ledger
@@ -77,6 +78,8 @@ def ingest(
         if not agent:
             memories += missing_memories(opened, key, Home.find(letta_dir))
         result = record(opened, key, settings, memories)
+        if result.checkpoint is None:  # the one before may not have come to every sink
+            result.delivered = deliver_again(opened, key, settings)
     gaps = any(one["gaps"] for one in result.agents)
     page = {
         "envelopes": result.envelopes,
@@ -198,9 +201,16 @@ def _decided(act: str, patch_id: str, by: str | None, letta_dir: Path | None, le
         "status": patch.status,
         "file_path": patch.file_path,
         "envelopes": result.envelopes,
+        "told": proposals.targets.told,
     }
-    line = f"{patch.status} patch {patch.patch_id} to {patch.file_path}; {result.envelopes} envelopes"
-    answer(page, as_json=as_json, show=lambda console: console.print(safe(line), soft_wrap=True))
+
+    def show(console: Console) -> None:
+        line = f"{patch.status} patch {patch.patch_id} to {patch.file_path}; {result.envelopes} envelopes"
+        console.print(safe(line), soft_wrap=True)
+        for one in proposals.targets.told:
+            console.print(safe(one), style="yellow", soft_wrap=True)
+
+    answer(page, as_json=as_json, show=show)
     return FAILED if result.problems else OK
 
 
@@ -289,13 +299,13 @@ def _show_checked(console: Console, checked: list[Checked]) -> None:
             console.print(f"  not committed: {safe(file['path'] or file.get('why'))} ({file['state']})", soft_wrap=True)
 
 
-def hooks_of(letta_dir: Path | None) -> Hooks:
-    """The hooks of the Letta Code in this folder."""
-    from phionyx_letta.letta_code.hooks import Hooks
+def hooks_of(letta_dir: Path | None, ledger: str | None = None) -> Hooks:
+    """The hooks of the Letta Code in this folder; their report reads this ledger."""
+    from phionyx_letta.letta_code.hooks import Hooks, report_environment
     from phionyx_letta.letta_code.places import Home
     from phionyx_letta.settings import load_settings
 
-    return Hooks(Home.find(letta_dir), load_settings().home_path())
+    return Hooks(Home.find(letta_dir), load_settings().home_path(), report_environment(ledger_url(ledger)))
 
 
 def ledger_url(given: str | None) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phionyx_letta.cli.code import LettaDir, chosen_memories, code, hooks_of
+from phionyx_letta.cli.code import CodeLedger, LettaDir, chosen_memories, code, hooks_of
 from phionyx_letta.cli.failures import FAILED, NOT_MEASURED, OK
 from phionyx_letta.cli.options import Json
 from phionyx_letta.cli.output import answer, safe
@@ -32,15 +32,18 @@ def install(
         ),
     ] = None,
     letta_dir: LettaDir = None,
+    ledger: CodeLedger = None,
     as_json: Json = False,
 ) -> int:
     """Put hooks into Letta Code's settings.json and into each memory repository: they note conversation and tool call.
 
     They only write a small file, and never fail a turn. What is there already is kept and goes on running. Without hooks
     everything is recorded too, but not in which conversation it was done. Agents made later are covered by the next ingest.
-    The gate is a guard-rail: who can write to the repository can take it out.
+    The gate is a guard-rail: who can write to the repository can take it out. The report reads this ledger, with the key that is
+    set now; a key given as hex digits is not written down, so Letta Code has to be started with it.
     """
-    return _told(hooks_of(letta_dir).install(chosen_memories(None, None, letta_dir), gate=gate, report=report), as_json)
+    hooks = hooks_of(letta_dir, ledger)
+    return _told(hooks.install(chosen_memories(None, None, letta_dir), gate=gate, report=report), as_json)
 
 
 @code.command(short_help="Take the hooks out again.")

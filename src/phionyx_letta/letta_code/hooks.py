@@ -7,32 +7,39 @@ is kept, runs as before, and is put back by `uninstall`.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
-import json
 import os
+import re
 import shlex
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from phionyx_letta.errors import StoreError
+from phionyx_letta.letta_code.git_hooks import (
+    BEFORE,
+    HOOK,
+    MARK,
+    hooks_folder,
+    is_ours,
+    not_run,
+    put_git_hook,
+    take_git_hook,
+    write_whole,
+)
 from phionyx_letta.letta_code.places import AgentMemory, Home
 from phionyx_letta.letta_code.queue import queue_path
+from phionyx_letta.letta_code.settings_hooks import SettingsHooks
 
-__all__ = ["Hooks", "HooksState"]
+__all__ = ["Hooks", "HooksState", "report_environment"]
 
-_EVENTS = {"PostToolUse": "tool", "SessionEnd": "session"}
-_REPORT = {"SessionStart": "start"}
-_GIT_HOOK = "reference-transaction"
-_BEFORE = ".phionyx-original"
-_MARK = "# phionyx-letta"
 _MOST_NOTES = 2000
 _LARGEST_NOTE = 1 << 20
+_LONGEST = 50  # s: before Letta Code ends the hook, and nothing is said
+#: What `code verify` needs to know, when a session starts, of what was set when the hooks were installed.
+_KEPT = ("SIGNING_KEY", "SIGNING_COMMAND", "PUBLIC_KEY", "KEY_ID", "DEMO")
 
 _NOTE = """q={queue}
 [ -d "$q" ] || exit 0
@@ -46,7 +53,9 @@ _EVENT_SCRIPT = """#!/bin/sh
 {mark}: notes a tool call or the end of a session for `phionyx-letta code ingest`; `phionyx-letta code uninstall` removes it.
 k=$1
 if [ "$k" = start ]; then
-  {report} 2>/dev/null
+  t=$(command -v timeout) && t="$t {longest}"
+  {report} 2>/dev/null || echo "phionyx-letta: the memory was not compared with the ledger: the check ended with $?;" \
+    "run 'phionyx-letta code verify'"
   exit 0
 fi
 {note}{{ echo "$k"; head -c {largest}; }} 2>/dev/null >"$q/t.$$.$n" && mv "$q/t.$$.$n" "$q/n.$$.$n" 2>/dev/null
@@ -72,7 +81,7 @@ if [ "$k" = prepared ] && [ $s = 0 ] && [ -e {gate} ]; then
       "$at") continue ;;
       *[!0]*) git merge-base --is-ancestor "$at" "$new" 2>/dev/null && continue ;;
       *) d=$(git rev-parse --git-common-dir) # git gc moves a branch into packed-refs, then deletes its own file
-        [ ! -e "$d/packed-refs.lock" ] && grep -qxF "$at $ref" "$d/packed-refs" 2>/dev/null && continue ;;
+        [ ! -e "$d/packed-refs.lock" ] && [ -f "$d/packed-refs" ] && grep -qxF "$at $ref" "$d/packed-refs" 2>/dev/null && continue ;;
     esac
     echo "phionyx-letta: the gate lets no commit be taken off $ref; 'phionyx-letta code install --no-gate' lifts it" >&2
     exit 1
@@ -101,26 +110,47 @@ class HooksState:
     """Whether `code verify` is reported at the start of a session."""
 
 
+def report_environment(ledger: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The ledger's URL and the settings of the key, as a process of Letta Code needs them. A key itself is never among them."""
+    found = {"PHIONYX_LETTA_LEDGER": ledger}
+    for name in (f"PHIONYX_LETTA_{name}" for name in _KEPT):
+        value = environment.get(name, "").strip()
+        if value and re.fullmatch(r"[0-9a-fA-F]{64}", value) is None:
+            found[name] = value
+    for name in ("PHIONYX_LETTA_SIGNING_KEY", "PHIONYX_LETTA_PUBLIC_KEY"):
+        if name in found:
+            found[name] = os.path.abspath(os.path.expanduser(found[name]))
+    return found
+
+
 class Hooks:
     """The hooks of one user's Letta Code."""
 
-    def __init__(self, home: Home, own_home: Path) -> None:
-        """Take Letta Code's folders and PHIONYX_LETTA_HOME; nothing is written yet."""
-        self._settings = home.letta / "settings.json"
+    def __init__(self, home: Home, own_home: Path, environment: Mapping[str, str] | None = None) -> None:
+        """Take Letta Code's folders and PHIONYX_LETTA_HOME; nothing is written yet.
+
+        Args:
+            home: Letta Code's folders.
+            own_home: PHIONYX_LETTA_HOME.
+            environment: what the report at the start of a session is to find, see `report_environment`.
+        """
         self._folder = own_home / "code"
         self._queue = queue_path(own_home)
         self._script = self._folder / "hook.sh"
         self._record = self._folder / "installed.json"
         self._gate = self._folder / "gate"
-        environment = {"PHIONYX_LETTA_HOME": str(own_home.absolute())}
-        told = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+        self._in_settings = SettingsHooks(home.letta / "settings.json", self._record, self._script)
+        told = {**(environment or {}), "PHIONYX_LETTA_HOME": str(own_home.absolute())}
+        words = [f"{name}={shlex.quote(value)}" for name, value in told.items()]
         command = [sys.executable, "-m", "phionyx_letta.cli", "code", "verify", "--at-start"]
-        self._verify = " ".join([*told, *map(shlex.quote, [*command, "--letta-dir", str(home.letta.absolute())])])
+        command += ["--letta-dir", str(home.letta.absolute())]
+        self._verify = " ".join([*words, "$t", *map(shlex.quote, command)])
 
     @property
     def installed(self) -> bool:
         """Whether they were installed and not uninstalled since."""
-        return self._record.is_file()
+        with _translated(self._folder):
+            return self._record.is_file()
 
     def install(
         self, memories: Iterable[AgentMemory], *, gate: bool | None = None, report: bool | None = None
@@ -137,15 +167,17 @@ class Hooks:
         """
         memories = list(memories)
         with _translated(self._folder):
-            self._queue.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_queue()
             note = _NOTE.format(queue=shlex.quote(str(self._queue)), most=_MOST_NOTES)
-            script = _EVENT_SCRIPT.format(mark=_MARK, note=note, largest=_LARGEST_NOTE, report=self._verify)
-            _write(self._script, script.encode(), 0o755)
+            script = _EVENT_SCRIPT.format(
+                mark=MARK, note=note, largest=_LARGEST_NOTE, report=self._verify, longest=_LONGEST
+            )
+            write_whole(self._script, script.encode(), 0o700)
             if gate:
                 self._gate.touch(mode=0o600)
             elif gate is False:
                 self._gate.unlink(missing_ok=True)
-        self._merge_settings(report)
+        self._in_settings.merge(report)
         self.cover(memories)
         return self.state(memories)
 
@@ -153,12 +185,12 @@ class Hooks:
         """Put the hook into memory repositories that do not have it: of agents that were made since."""
         note = _NOTE.format(queue=shlex.quote(str(self._queue)), most=_MOST_NOTES)
         gate = shlex.quote(str(self._gate))
-        script = _GIT_SCRIPT.format(mark=_MARK, note=note, before=_BEFORE, gate=gate).encode()
+        script = _GIT_SCRIPT.format(mark=MARK, note=note, before=BEFORE, gate=gate).encode()
         for memory in memories:
-            hooks = _hooks_folder(memory.path, make=True)
+            hooks = hooks_folder(memory.path, make=True)
             if isinstance(hooks, Path):
                 with contextlib.suppress(OSError):
-                    _put_git_hook(hooks, script)
+                    put_git_hook(hooks, script)
 
     def uninstall(self, memories: Iterable[AgentMemory]) -> HooksState:
         """Take the hooks out and put back what was there; notes that wait are removed.
@@ -168,14 +200,15 @@ class Hooks:
         """
         memories = list(memories)
         for memory in memories:
-            hooks = _hooks_folder(memory.path)
+            hooks = hooks_folder(memory.path)
             if isinstance(hooks, Path):
                 with contextlib.suppress(OSError):
-                    _take_git_hook(hooks)
-        self._restore_settings()
+                    take_git_hook(hooks)
+        self._in_settings.restore()
         with _translated(self._folder):
-            for path in [*self._queue.glob("[nt].*"), self._script, self._record, self._gate]:
-                path.unlink(missing_ok=True)
+            for path in [*self._notes("[nt].*"), self._script, self._record, self._gate]:
+                if not path.is_dir():  # somebody else's: it stays, and so does the folder it is in
+                    path.unlink(missing_ok=True)
             for folder in (self._queue, self._folder):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
@@ -183,190 +216,29 @@ class Hooks:
 
     def state(self, memories: Iterable[AgentMemory]) -> HooksState:
         """How they stand; nothing is changed."""
-        found = {}
-        for memory in memories:
-            hooks = _hooks_folder(memory.path)
-            ours = isinstance(hooks, Path) and _is_ours(hooks / _GIT_HOOK)
-            found[memory.agent_id] = hooks if isinstance(hooks, str) else "installed" if ours else "missing"
-        waiting = len(list(self._queue.glob("n.*"))) if self._queue.is_dir() else 0
-        settings, report = self._settings_state()
-        return HooksState(settings, found, waiting, self._gate.exists(), report)
+        with _translated(self._folder):
+            settings, report = self._in_settings.state()
+            found = {memory.agent_id: _standing(memory.path) for memory in memories}
+            return HooksState(settings, found, len(self._notes("n.*")), self._gate.exists(), report)
 
-    # -- settings.json --------------------------------------------------------------------------------------------
+    def _notes(self, pattern: str) -> list[Path]:
+        return list(self._queue.glob(pattern)) if self._queue.is_dir() else []
 
-    def _entry(self, event: str) -> dict[str, Any]:
-        command = f"sh {shlex.quote(str(self._script))} {({**_EVENTS, **_REPORT})[event]}"
-        timeout = 60_000 if event in _REPORT else 5000  # ms
-        entry: dict[str, Any] = {"hooks": [{"type": "command", "command": command, "timeout": timeout, "quiet": True}]}
-        return {"matcher": "*", **entry} if event == "PostToolUse" else entry
-
-    def _load(self) -> tuple[bytes | None, dict[str, Any]]:
-        try:
-            data = self._settings.read_bytes()
-        except FileNotFoundError:
-            return None, {}
-        except OSError as error:
-            raise StoreError(
-                f"{self._settings} cannot be read: {error.strerror}", "check its owner and mode"
-            ) from error
-        try:
-            settings = json.loads(data)
-        except (ValueError, RecursionError):
-            settings = None
-        hooks = settings.get("hooks", {}) if isinstance(settings, dict) else None
-        if not isinstance(hooks, dict) or not all(
-            isinstance(hooks.get(event, []), list) for event in (*_EVENTS, *_REPORT)
-        ):
-            raise StoreError(
-                f"{self._settings} is not what Letta Code 0.34 writes, so nothing is merged into it",
-                "mend it, or ask for this version of Letta Code to be supported",
-            )
-        return data, settings
-
-    def _merge_settings(self, report: bool | None) -> None:
-        before, settings = self._load()
-        hooks = settings.setdefault("hooks", {})
-        changed = False
-        for event in (*_EVENTS, *(_REPORT if report else ())):
-            entry = self._entry(event)
-            if entry not in hooks.setdefault(event, []):
-                hooks[event].append(entry)
-                changed = True
-        if report is False:
-            changed = self._take_out(hooks, _REPORT) or changed
-        added_disabled = "disabled" not in hooks
-        if added_disabled:  # else a project's settings could turn them off
-            hooks["disabled"] = False
-        with _translated(self._settings):
-            if changed or added_disabled:
-                after = json.dumps(settings, indent=2, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
-                record = {
-                    "before": None if before is None else base64.b64encode(before).decode("ascii"),
-                    "after": hashlib.sha256(after).hexdigest(),
-                    "added_disabled": added_disabled,
-                }
-                if self.installed:  # a part was taken out since: the first original stays the one to go back to
-                    record = {**json.loads(self._record.read_bytes()), "after": record["after"]}
-                _write(self._record, json.dumps(record).encode(), 0o600)
-                self._settings.parent.mkdir(parents=True, exist_ok=True)
-                _write(self._settings, after, _mode_of(self._settings, 0o600))
-
-    def _restore_settings(self) -> None:
-        """Byte for byte where nobody wrote to it since; else only our entries are taken out."""
-        record: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
-            record = json.loads(self._record.read_bytes())
-        before, settings = self._load()
-        if before is None:
-            return
-        with _translated(self._settings):
-            if record and hashlib.sha256(before).hexdigest() == record["after"]:
-                if record["before"] is None:
-                    self._settings.unlink()
-                else:
-                    _write(self._settings, base64.b64decode(record["before"]), _mode_of(self._settings, 0o600))
-                return
-            hooks = settings.get("hooks", {})
-            kept = json.dumps(settings)
-            self._take_out(hooks, {**_EVENTS, **_REPORT})
-            if record.get("added_disabled") and hooks.get("disabled") is False:
-                del hooks["disabled"]
-            if settings.get("hooks") == {}:
-                del settings["hooks"]
-            if json.dumps(settings) != kept:
-                text = json.dumps(settings, indent=2, ensure_ascii=False)
-                _write(self._settings, text.encode("utf-8", "surrogatepass") + b"\n", _mode_of(self._settings, 0o600))
-
-    def _take_out(self, hooks: dict[str, Any], events: Iterable[str]) -> bool:
-        """Our entries of these events; whether there was one."""
-        found = False
-        for event in events:
-            if self._entry(event) in hooks.get(event, []):
-                found = True
-                hooks[event] = [one for one in hooks[event] if one != self._entry(event)]
-                if not hooks[event]:
-                    del hooks[event]
-        return found
-
-    def _settings_state(self) -> tuple[str, bool]:
-        """How the hooks of settings.json stand, and whether the report is among them."""
-        try:
-            before, settings = self._load()
-        except StoreError:
-            return "unreadable", False
-        if before is None:
-            return "no settings", False
-        hooks = settings.get("hooks", {})
-        there = [self._entry(event) in hooks.get(event, []) for event in (*_EVENTS, *_REPORT)]
-        report = there.pop()
-        if not all(there):
-            return "partly" if any((*there, report)) else "missing", report
-        return "disabled" if hooks.get("disabled") is True else "installed", report
+    def _make_queue(self) -> None:
+        """What is noted there holds tool input: the folder is one of ours, for us alone, and no link to another."""
+        self._queue.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self._queue.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise StoreError(f"{self._queue} is not a folder of this user", "remove it, or set PHIONYX_LETTA_HOME")
+        self._queue.chmod(0o700)
 
 
-def _hooks_folder(memory: Path, *, make: bool = False) -> Path | str:
-    """The repository's folder of hooks, made if asked for, or why none can be put there: a link in it may lead anywhere."""
-    git = memory / ".git"
-    for folder in (git, git / "hooks"):
-        try:
-            if not stat.S_ISDIR(os.lstat(folder).st_mode):
-                return f"{folder} is not a folder"
-        except FileNotFoundError:
-            if folder == git:
-                return "there is no git repository"
-            if make:
-                with contextlib.suppress(OSError):
-                    folder.mkdir()
-        except OSError as error:
-            return f"{folder}: {error.strerror}"
-    return git / "hooks"
-
-
-def _put_git_hook(hooks: Path, script: bytes) -> None:
-    hook, original = hooks / _GIT_HOOK, hooks / (_GIT_HOOK + _BEFORE)
-    if os.path.lexists(hook) and not _is_ours(hook):
-        if os.path.lexists(original):
-            return  # two originals: neither is lost, and `state` says that ours is missing
-        os.rename(hook, original)
-    if not _is_ours(hook) or hook.read_bytes() != script:
-        _write(hook, script, 0o755)
-
-
-def _take_git_hook(hooks: Path) -> None:
-    hook, original = hooks / _GIT_HOOK, hooks / (_GIT_HOOK + _BEFORE)
-    if not _is_ours(hook):
-        return
-    if os.path.lexists(original):
-        os.replace(original, hook)
-    else:
-        hook.unlink()
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(os.lstat(path).st_mode) and _MARK.encode() in path.read_bytes()[:200]
-    except OSError:
-        return False
-
-
-def _mode_of(path: Path, default: int) -> int:
-    try:
-        return stat.S_IMODE(path.stat().st_mode)
-    except OSError:
-        return default
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """All or nothing; a link at `path` is followed, as whoever put it there wants."""
-    path = Path(os.path.realpath(path))
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fchmod(descriptor, mode)
-        os.fsync(descriptor)
-    os.replace(temporary, path)
+def _standing(memory: Path) -> str:
+    """`installed`, `missing`, or why it cannot be there or is not run."""
+    hooks = hooks_folder(memory)
+    if isinstance(hooks, str):
+        return hooks
+    return (not_run(memory, hooks) or "installed") if is_ours(hooks / HOOK) else "missing"
 
 
 @contextlib.contextmanager
@@ -375,5 +247,5 @@ def _translated(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"{path} cannot be written: {error.strerror}", "check its owner, its mode and the disk"
+            f"{path} cannot be used: {error.strerror}", "check its owner, its mode and the disk"
         ) from error

@@ -22,6 +22,7 @@ from phionyx_letta.errors import StoreError
 from phionyx_letta.ledger.log.git import GitRepository
 from phionyx_letta.letta_code.contents import ABSENT, Content, content_of
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectMalformed, ObjectUnreadable
+from phionyx_letta.letta_code.ownership import unreadable
 
 __all__ = ["SUBMODULE", "SUBTREE", "SYMLINK", "Commit", "Entry", "Objects", "by_name"]
 
@@ -114,10 +115,7 @@ class Objects:
             _, oid, size = self._ask(_HEAD)
         except ObjectUnreadable:
             if self._process is None:
-                raise MemoryUnreadable(
-                    f"git cannot read the repository {self._repository.path}",
-                    f"check it: git -C {self._repository.path} fsck",
-                ) from None
+                raise unreadable(self._repository.path) from None
             named = self._repository.run("rev-parse", "--verify", "--quiet", "HEAD", failing_is_none=True)
             if named:  # which is not the same as none
                 raise MemoryUnreadable(

@@ -76,7 +76,7 @@ class Notes:
     def forget_old(self) -> None:
         """Remove the notes that no later run can need."""
         for at, path in self.files:
-            if at < time.time() - _KEPT:
+            if not time.time() - _KEPT <= at <= time.time() + _KEPT:
                 with contextlib.suppress(OSError):
                     path.unlink()
 

@@ -17,11 +17,9 @@ from sqlalchemy import func, select
 
 from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
-from phionyx_letta.ledger.log.keeper import SinkKeeper
-from phionyx_letta.ledger.log.opening import open_sinks
-from phionyx_letta.ledger.log.sink import Published
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code.cursor import read_cursor, read_cursors
+from phionyx_letta.letta_code.delivering import deliver
 from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.ingest import AgentReport, Recorder
 from phionyx_letta.letta_code.objects import Objects
@@ -167,13 +165,7 @@ def _sign(ledger: SqlLedger, key: PluginKey, settings: Settings, result: Ingeste
     if signed is None:
         return
     result.checkpoint = signed[0].size
-    sinks = open_sinks(settings.sinks, [policy.public_key], header=settings.sink_header)
-    if sinks:
-        keeper = SinkKeeper(
-            sinks, cosigned=lambda one, note: ledger.keep_cosigned(one.checkpoint.origin, one.note, note)
-        )
-        keeper.publish(Published(*signed, ledger.consistency_proof))
-        result.delivered = keeper.close(timeout=20.0)
+    result.delivered = deliver(ledger, policy, settings, signed)
 
 
 def _unsigned(ledger: SqlLedger) -> bool:

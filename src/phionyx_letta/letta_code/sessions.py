@@ -73,8 +73,8 @@ class Sessions:
         os.replace(new, self._memory)
 
     def _done(self) -> dict[str, int]:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(self._memory.read_text())
+        with contextlib.suppress(OSError, ValueError, RecursionError), open_regular(self._memory) as file:
+            found = json.loads(file.read(_LARGEST))
             if isinstance(found, dict):
                 return {str(name): size for name, size in found.items() if isinstance(size, int)}
         return {}

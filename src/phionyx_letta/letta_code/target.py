@@ -7,24 +7,22 @@ the one that was read.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from phionyx_letta.diff import content_hash
 from phionyx_letta.errors import DiffConflictError, TargetRefused
 from phionyx_letta.letta_code.changes import block_id, file_name, label_of
+from phionyx_letta.letta_code.committing import MemoryCommit, MovedOn, entry_at, require_inside
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable, TooManyFiles
-from phionyx_letta.letta_code.objects import Entry, Objects
+from phionyx_letta.letta_code.objects import MAX_TEXT, Entry, Objects
 from phionyx_letta.letta_code.places import AgentMemory
 from phionyx_letta.letta_code.repository import MemoryRepository
 from phionyx_letta.letta_code.trees import changed_files
-from phionyx_letta.letta_code.working_tree import uncommitted
-from phionyx_letta.memory.files import write_text
+from phionyx_letta.letta_code.working_tree import committed_files, differences
 
 __all__ = ["MemfsTarget", "MemfsTargets"]
 
@@ -33,7 +31,6 @@ _NAME = re.compile(
 )
 _FRONT = re.compile(r"\A---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _DESCRIPTION = re.compile(r"^description:[ \t]*(\S.*)", re.MULTILINE)
-_TIMEOUT = 120.0  # s: a repository's own hooks take part
 _TRAILER = re.compile(r"[^\x20-\x7e]+")
 
 
@@ -44,6 +41,8 @@ class MemfsTargets:
         """Take the memories, and what says which envelope of an agent is the newest; nothing is read yet."""
         self._memories = {one.agent_id: one for one in memories}
         self._newest = newest
+        self.told: list[str] = []
+        """What a person should know of what was written: work files that were left as they are."""
         self._trailers: list[tuple[str, str]] = []
         self._subject = "Apply an approved memory patch"
 
@@ -70,6 +69,12 @@ class MemfsTargets:
                 f"{name!r} is no memory file of an agent here", "name it AGENT/PATH.md, as `code review` shows it"
             )
         return MemfsTarget(self, self._memories[agent], path)
+
+    def settle(self) -> None:
+        """Let work files follow the commit of a run that was killed in between; a memory that is being written to is left out."""
+        for memory in self._memories.values():
+            with contextlib.suppress(MemoryUnreadable, TargetRefused), MemoryCommit(memory.path) as repository:
+                self.told += repository.settle()
 
     def about(self, name: str) -> str:
         """Return the description in the file's frontmatter; empty where there is none."""
@@ -143,7 +148,7 @@ class MemfsTarget:
         try:
             with Objects(MemoryRepository(self._memory.path).git) as objects:
                 self._base = objects.head()
-                entry = _entry(objects, self._base, self._path)
+                entry = entry_at(objects, self._base, self._path) if self._base else None
                 if entry is None:
                     return None
                 content = objects.content(entry)
@@ -157,95 +162,56 @@ class MemfsTarget:
         """Commit `text` in place of `expected`, on the commit that was read; what caused it stands in the trailers (`attributed`).
 
         Raises:
-            DiffConflictError: HEAD is another commit by now; nothing was written.
-            TargetRefused: something is not committed, the frontmatter is not valid, or a hook of the repository refuses it.
+            DiffConflictError: the file is another by now; nothing was written.
+            TargetRefused: HEAD is another commit, something is not committed, the frontmatter is not valid, or a hook of the
+                repository refuses it; nothing was written.
         """
         base = self._base
         now = self.read()
-        if now != expected or (base is not None and base != self._base):
-            raise DiffConflictError(
-                self._path, content_hash(expected or ""), content_hash(now or ""), "rebase the patch"
-            )
-        self._require_clean()
+        if now != expected:
+            raise _conflict(self._path, expected, now)
+        if base != self._base or self._base is None:
+            raise self._moved_on()
+        data = _encoded(self._path, text)
         _require_frontmatter(self._path, text, expected)
-        path = self._memory.path / self._path
-        folder, root = path.parent.resolve(), self._memory.path.resolve()
-        if root not in (folder, *folder.parents):
-            raise TargetRefused(f"{self._path} leads out of the memory through a link", "remove the link")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
+        require_inside(self._memory.path, self._path)
         try:
-            self._git("add", "--", self._path)
-            self._git(
-                "commit", "--quiet", "--only", "-m", self._targets.message(self._memory.agent_id), "--", self._path
-            )
-        except TargetRefused:
-            self._put_back(path, expected)
-            raise
-        self._check_parent(now, text)
+            with MemoryCommit(self._memory.path) as repository:
+                self._targets.told += repository.settle()
+                old = self._require_clean(repository)
+                message = self._targets.message(self._memory.agent_id)
+                self._targets.told += repository.commit(self._base, self._path, old, data, message)
+        except MovedOn:
+            found = self.read()
+            if found != expected:
+                raise _conflict(self._path, expected, found) from None
+            raise self._moved_on() from None
+        except (MemoryUnreadable, ObjectUnreadable, TooManyFiles) as error:
+            raise TargetRefused(f"{self._path} cannot be written: {error.message}", error.remedy) from error
         return None
 
-    def _require_clean(self) -> None:
+    def _moved_on(self) -> TargetRefused:
+        return TargetRefused(
+            f"the memory of {self._memory.agent_id} got another commit meanwhile, or has none", "apply the patch again"
+        )
+
+    def _require_clean(self, repository: MemoryCommit) -> Entry | None:
+        """Refuse where work tree or index hold what HEAD does not; return what HEAD has at the path."""
         with Objects(MemoryRepository(self._memory.path).git) as objects:
-            dirty = uncommitted(objects, self._memory.path, self._base)
-        blocking = [
-            one["path"] for one in dirty if one["state"] != "untracked" or one["path"] == file_name(self._path.encode())
+            committed = committed_files(objects, self._base)
+            dirty = differences(self._memory.path, committed)
+        own, staged = self._path.encode(), repository.staged()
+        blocking = [one["path"] for one in dirty if one["state"] != "untracked" or one["path"] == file_name(own)]
+        blocking += [
+            file_name(name) for name in staged.keys() | committed.keys() if staged.get(name) != committed.get(name)
         ]
         if blocking:
             raise TargetRefused(
-                f"{', '.join(blocking[:5])} in the memory of {self._memory.agent_id} is not committed",
+                f"{', '.join(sorted({one or 'a part' for one in blocking})[:5])} in the memory of"
+                f" {self._memory.agent_id} is not committed",
                 "let the agent commit it, or undo it; then apply the patch again",
             )
-
-    def _put_back(self, path: Path, expected: str | None) -> None:
-        self._git("reset", "--quiet", "--", self._path, may_fail=True)
-        if expected is None:
-            path.unlink(missing_ok=True)
-        else:
-            write_text(path, expected)
-
-    def _check_parent(self, before: str | None, text: str) -> None:
-        """Another commit may have come in between: if it changed this file, ours is taken back by a commit of its own."""
-        with Objects(MemoryRepository(self._memory.path).git) as objects:
-            head = objects.head()
-            parents = objects.commit(head).parents if head else ()
-            if parents[:1] == ((self._base,) if self._base else ()):
-                return
-            entry = _entry(objects, parents[0], self._path) if parents else None
-            found = objects.content(entry).text if entry else None
-        if found != before:
-            self._git("revert", "--no-edit", "HEAD")
-            raise DiffConflictError(
-                self._path, content_hash(before or ""), content_hash(found or ""), "rebase the patch"
-            )
-
-    def _git(self, *arguments: str, may_fail: bool = False) -> None:
-        """Git with the repository's hooks, but none of the caller's GIT_* variables."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        environment |= {
-            "GIT_TERMINAL_PROMPT": "0",
-            "GIT_AUTHOR_NAME": "phionyx-letta",
-            "GIT_AUTHOR_EMAIL": "phionyx-letta@localhost",
-            "GIT_COMMITTER_NAME": "phionyx-letta",
-            "GIT_COMMITTER_EMAIL": "phionyx-letta@localhost",
-        }
-        command = ["git", "-C", str(self._memory.path), "-c", "core.fsmonitor=false", "-c", "commit.gpgSign=false"]
-        try:
-            done = subprocess.run(
-                [*command, "--literal-pathspecs", *arguments],
-                capture_output=True,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                timeout=_TIMEOUT,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise TargetRefused(
-                f"git {arguments[0]} did not end: {type(error).__name__}", "check the repository"
-            ) from error
-        if done.returncode and not may_fail:
-            said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-400:]
-            shown = "".join(char if char.isprintable() else " " for char in said)
-            raise TargetRefused(f"the memory's repository refuses it: {shown}", "correct the patch: memory edit")
+        return committed.get(own)
 
 
 def _files(objects: Objects) -> list[str]:
@@ -258,15 +224,21 @@ def _files(objects: Objects) -> list[str]:
     ]
 
 
-def _entry(objects: Objects, commit: str | None, path: str) -> Entry | None:
-    if commit is None:
-        return None
-    entry: Entry | None = Entry("40000", objects.commit(commit).tree)
-    for part in path.encode().split(b"/"):
-        if entry is None or entry.mode != "40000":
-            return None
-        entry = objects.tree(entry.oid).get(part)
-    return entry if entry is None or entry.mode != "40000" else None
+def _conflict(path: str, expected: str | None, found: str | None) -> DiffConflictError:
+    return DiffConflictError(path, content_hash(expected or ""), content_hash(found or ""), "rebase the patch")
+
+
+def _encoded(path: str, text: str) -> bytes:
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise TargetRefused(f"the new text of {path} is no UTF-8", "remove its lone surrogates") from None
+    if b"\0" in data or len(data) > MAX_TEXT:
+        raise TargetRefused(
+            f"the new text of {path} holds NUL bytes or is over {MAX_TEXT >> 20} MiB",
+            "memory is text of files that fit",
+        )
+    return data
 
 
 def _require_frontmatter(path: str, text: str, before: str | None) -> None:

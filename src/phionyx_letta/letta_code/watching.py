@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from phionyx_letta.errors import PhionyxError, ProposerUnavailable
+from phionyx_letta.letta_code.delivering import deliver_again
 from phionyx_letta.letta_code.hooks import Hooks
 from phionyx_letta.letta_code.places import AgentMemory, Home
 from phionyx_letta.letta_code.proposals import Proposals
 from phionyx_letta.letta_code.queue import queue_path, read_notes
 from phionyx_letta.letta_code.sealing import Ingested, ingest, opened_ledger
 from phionyx_letta.letta_code.sessions import Sessions
+from phionyx_letta.letta_code.target import MemfsTargets
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.settings import Settings
 
@@ -24,6 +27,8 @@ __all__ = ["Pass", "Watch"]
 
 #: Everything is looked at again after so many passes, whatever the files say: a clock may stand still.
 _FULL_EVERY = 150
+#: The first and the longest pause after a checkpoint that a sink did not take, s.
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
 
 
 @dataclass
@@ -57,6 +62,8 @@ class Watch:
         self._known: dict[str, AgentMemory] = {}
         self._marks: dict[str, Any] = {}
         self._passes = 0
+        self._undelivered = False
+        self._pause, self._again_at = _FIRST_PAUSE, 0.0
 
     def run(self, stop: threading.Event, poll: float, told: Callable[[Pass], None]) -> None:
         """Look every `poll` seconds until told to stop; an error is told and the next look tries again."""
@@ -67,22 +74,40 @@ class Watch:
     def look(self) -> Pass:
         """Record what changed and propose from what ended."""
         found = Pass()
-        memories = self._home.memories()
         try:
+            memories = self._home.memories()
             hooks = Hooks(self._home, self._settings.home_path())
             if hooks.installed:
                 hooks.cover(memories)
+            targets = MemfsTargets(memories)
+            targets.settle()
+            found.errors += targets.told
             changed = self._changed(memories)
-            if changed:
-                with opened_ledger(self._url) as ledger:
-                    found.ingested = ingest(ledger, self._key, self._settings, changed)
-                found.errors += [problem["what"] for problem in found.ingested.problems]
+            if changed or (self._undelivered and time.monotonic() >= self._again_at):
+                self._record(changed, found)
+            if self._undelivered:
+                found.errors.append("not every sink took the newest checkpoint; it is offered again")
             if self._proposer is not None:
                 self._propose(memories, found)
-        except PhionyxError as error:
+        except (PhionyxError, OSError) as error:
             self._marks.clear()
             found.errors.append(str(error))
         return found
+
+    def _record(self, changed: Sequence[AgentMemory], found: Pass) -> None:
+        with opened_ledger(self._url) as ledger:
+            if changed:
+                found.ingested = ingest(ledger, self._key, self._settings, changed)
+                found.errors += [problem["what"] for problem in found.ingested.problems]
+                for problem in found.ingested.problems:  # it is tried again in the next pass
+                    self._marks.pop(problem["agent_id"], None)
+            delivered = found.ingested.delivered if found.ingested is not None else None
+            if delivered is None and self._undelivered and time.monotonic() >= self._again_at:
+                delivered = deliver_again(ledger, self._key, self._settings)
+        if delivered is not None:
+            self._undelivered = not delivered
+            self._again_at = time.monotonic() + self._pause
+            self._pause = _FIRST_PAUSE if delivered else min(2 * self._pause, _LONGEST_PAUSE)
 
     def _changed(self, memories: Sequence[AgentMemory]) -> list[AgentMemory]:
         self._passes += 1

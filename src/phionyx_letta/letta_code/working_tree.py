@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from phionyx_letta.letta_code.objects import SUBMODULE, SYMLINK, Entry, Objects
 from phionyx_letta.letta_code.reading import open_regular
 from phionyx_letta.letta_code.trees import changed_files
 
-__all__ = ["uncommitted"]
+__all__ = ["committed_files", "differences", "uncommitted"]
 
 #: Files that are looked at, and findings that are told.
 _MOST, _TOLD = 20_000, 200
@@ -27,15 +28,32 @@ _LARGEST = 64 << 20
 def uncommitted(objects: Objects, path: Path, tip: str | None) -> list[dict[str, Any]]:
     """Return `{"path", "state"}` for each file that is not what HEAD has: modified, deleted, untracked, not_compared.
 
-    Ignored files count as untracked. At most 200 are told.
+    Ignored files count as untracked. At most 200 are told, those that HEAD has first, and how many more there are.
     """
-    root = os.fsencode(path)
     try:
-        tree = objects.commit(tip).tree if tip else None
-        committed = {name: new for name, _, new in changed_files(objects, None, tree) if new is not None}
+        found = differences(path, committed_files(objects, tip))
     except (ObjectUnreadable, TooManyFiles) as error:
         return [{"path": "", "state": "not_compared", "why": error.message}]
-    there, whole = _files(root, {name for name, entry in committed.items() if entry.mode == SUBMODULE})
+    if len(found) <= _TOLD:
+        return found
+    first = sorted(found, key=lambda one: one["state"] == "untracked")[:_TOLD]
+    return [*first, {"path": "", "state": "not_told", "why": f"{len(found) - _TOLD} more files"}]
+
+
+def committed_files(objects: Objects, commit: str | None) -> dict[bytes, Entry]:
+    """Every file of a commit, submodules and links included.
+
+    Raises:
+        ObjectUnreadable, TooManyFiles: they cannot be told.
+    """
+    tree = objects.commit(commit).tree if commit else None
+    return {name: new for name, _, new in changed_files(objects, None, tree) if new is not None}
+
+
+def differences(path: Path, committed: Mapping[bytes, Entry]) -> list[dict[str, Any]]:
+    """Every file below that is not what was committed, as `uncommitted` tells it."""
+    root = os.fsencode(path)
+    there, whole = _files(root, committed)
     found = []
     for name in sorted(committed.keys() | there):
         state = _state(root, name, committed.get(name), name in there)
@@ -43,7 +61,7 @@ def uncommitted(objects: Objects, path: Path, tip: str | None) -> list[dict[str,
             found.append({"path": file_name(name), "state": state})
     if not whole:
         found.append({"path": "", "state": "not_compared", "why": f"there are more than {_MOST} files"})
-    return found[:_TOLD]
+    return found
 
 
 def _state(root: bytes, name: bytes, entry: Entry | None, there: bool) -> str | None:
@@ -57,8 +75,9 @@ def _state(root: bytes, name: bytes, entry: Entry | None, there: bool) -> str | 
     return "not_compared" if oid is None else None if oid == entry.oid else "modified"
 
 
-def _files(root: bytes, submodules: set[bytes]) -> tuple[set[bytes], bool]:
+def _files(root: bytes, committed: Mapping[bytes, Entry]) -> tuple[set[bytes], bool]:
     """Every file below, links included, by its path; and whether these are all."""
+    submodules = {name for name, entry in committed.items() if entry.mode == SUBMODULE}
     found: set[bytes] = set()
     folders = [b""]
     while folders:
@@ -71,8 +90,8 @@ def _files(root: bytes, submodules: set[bytes]) -> tuple[set[bytes], bool]:
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(name + b"/")
-                    else:
-                        found.add(name)
+                    elif entry.is_symlink() or entry.is_file(follow_symlinks=False) or name in committed:
+                        found.add(name)  # pipes, sockets and devices are no files to git
                     if len(found) + len(folders) > _MOST:
                         return found, False
         except OSError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from phionyx_letta.diff import content_hash
@@ -258,9 +259,7 @@ class RestBlock:
         """Whether it is the copy of a block that one of the agent's conversations has for itself."""
         params: dict[str, Any] = {"agent_id": self._parts.agent_id, "limit": _CONVERSATIONS}
         while True:
-            listed = self._asked(
-                lambda client, asked=params: client.get(  # type: ignore[misc]"/v1/conversations/", cast_to=object, options={"params": asked})
-            )
+            listed = self._asked(partial(_conversations, params))
             if not isinstance(listed, list) or not all(isinstance(one, dict) and "id" in one for one in listed):
                 raise self._foreign("its answer is no list of conversations")
             if any(self.identity in (one.get("isolated_block_ids") or ()) for one in listed):
@@ -349,3 +348,7 @@ def _said(body: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _conversations(params: dict[str, Any], client: Letta) -> Any:
+    return client.get("/v1/conversations/", cast_to=object, options={"params": params})

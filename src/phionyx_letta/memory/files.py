@@ -14,6 +14,7 @@ import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = ["FileTarget", "locked_folder", "read_text", "write_text"]
 BOM = b"\xef\xbb\xbf"
 _READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _FOLDER = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_DIRECTORY", 0)
+_PATIENCE = 60.0  # s
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 
 
@@ -126,15 +128,25 @@ def locked_folder(path: Path) -> Iterator[None]:
         os.makedirs(real, exist_ok=True)
         descriptor = os.open(real, _FOLDER)
     try:
-        _lock(descriptor)
+        _lock(descriptor, real)
         yield
     finally:
         os.close(descriptor)  # and so the lock is gone
 
 
-def _lock(descriptor: int) -> None:
-    if fcntl is not None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+def _lock(descriptor: int, real: str) -> None:
+    """Wait for a folder's lock, but not for ever: any program can hold it."""
+    end = time.monotonic() + _PATIENCE
+    while fcntl is not None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise TargetRefused(
+                    f"another program holds the lock of the folder of {real}", "try again when it has ended"
+                ) from None
+            time.sleep(0.01)
 
 
 def _read(folder: int, real: str) -> tuple[str, os.stat_result, bool] | None:
@@ -177,7 +189,7 @@ def _write(
         os.makedirs(os.path.dirname(real), exist_ok=True)
         with _open_folder(os.path.dirname(real)) as folder:
             if not locked:
-                _lock(folder)
+                _lock(folder, real)
             found = _read(folder, real)
             if compare and (found[0] if found else None) != expected:
                 raise _conflict(real, expected, found[0] if found else None)

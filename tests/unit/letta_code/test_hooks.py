@@ -11,16 +11,22 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from code_rig import AGENT, ENVIRONMENT, KEY, Memory, Recorded, letta
 
 from phionyx_letta.errors import StoreError
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.letta_code.hooks import Hooks
+from phionyx_letta.letta_code import hooks as hooks_module
+from phionyx_letta.letta_code.hooks import Hooks, report_environment
 from phionyx_letta.letta_code.ingest import Recorder
 from phionyx_letta.letta_code.places import Home
 from phionyx_letta.letta_code.queue import queue_path, read_notes
+from phionyx_letta.memory import files
+from phionyx_letta.plugin.outbox import OutboxKey
+from phionyx_letta.plugin.runtime import PluginKey
+from phionyx_letta.signing import generate_key, get_signer
 
 
 @pytest.fixture
@@ -99,8 +105,149 @@ class TestSettings:
         assert (home.letta / "settings.json").read_text() == text
         assert hooks.state(home.memories()).settings == "unreadable"
 
+    def test_what_was_written_between_two_installs_is_kept(self, hooks: Hooks, home: Home) -> None:
+        path = home.letta / "settings.json"
+        path.write_text(MINE)
+        hooks.install(home.memories())
+        path.write_text(json.dumps({**settings_of(home), "lastAgent": "a"}))
+        hooks.install(home.memories(), report=True)
+        hooks.uninstall(home.memories())
+        assert settings_of(home) == {**json.loads(MINE), "lastAgent": "a"}
+
+    def test_two_installs_with_nothing_in_between_go_back_byte_for_byte(self, hooks: Hooks, home: Home) -> None:
+        path = home.letta / "settings.json"
+        path.write_text(MINE)
+        hooks.install(home.memories())
+        hooks.install(home.memories(), report=True)
+        hooks.install(home.memories(), report=False)
+        hooks.uninstall(home.memories())
+        assert path.read_text() == MINE
+
+    @pytest.mark.parametrize("act", ["install", "uninstall"])
+    def test_what_is_written_in_that_very_moment_is_kept(
+        self, hooks: Hooks, home: Home, act: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between reading settings.json and putting the new one in its place."""
+        path = home.letta / "settings.json"
+        path.write_text(MINE)
+        if act == "uninstall":
+            hooks.install(home.memories())
+        exchange, left = files._exchange, [1]
+
+        def exchanged(*arguments: Any) -> bool:
+            if left[0] and str(arguments[2]) == path.name:
+                left[0] = 0
+                path.write_text(json.dumps({**settings_of(home), "lastAgent": "a"}))
+            return exchange(*arguments)
+
+        monkeypatch.setattr(files, "_exchange", exchanged)
+        getattr(hooks, act)(home.memories())
+        assert left == [0]
+        assert settings_of(home)["lastAgent"] == "a"
+        assert hooks.state(home.memories()).settings == ("installed" if act == "install" else "missing")
+        hooks.uninstall(home.memories())
+        assert settings_of(home) == {**json.loads(MINE), "lastAgent": "a"}
+
+    @pytest.mark.parametrize("record", ["x", "[]", "{}", "[" * 100_000, '{"after": 1, "added_disabled": false}', None])
+    def test_a_record_of_any_shape_harms_nothing(self, hooks: Hooks, home: Home, own: Path, record: str | None) -> None:
+        (home.letta / "settings.json").write_text(MINE)
+        hooks.install(home.memories())
+        kept = own / "code" / "installed.json"
+        kept.unlink()
+        if record is None:
+            os.mkfifo(kept)
+        else:
+            kept.write_text(record)
+        assert hooks.install(home.memories(), report=True).report
+        hooks.uninstall(home.memories())
+        found = settings_of(home)
+        assert found.pop("hooks") in ({**json.loads(MINE)["hooks"], "disabled": False}, json.loads(MINE)["hooks"])
+        assert found == {"theme": "dark"}
+
+    def test_settings_that_are_a_link_stay_one(self, hooks: Hooks, home: Home, tmp_path: Path) -> None:
+        real = tmp_path / "dotfiles.json"
+        real.write_text(MINE)
+        (home.letta / "settings.json").symlink_to(real)
+        assert hooks.install(home.memories()).settings == "installed"
+        hooks.uninstall(home.memories())
+        assert ((home.letta / "settings.json").is_symlink(), real.read_text()) == (True, MINE)
+
+    def test_a_pipe_in_the_place_of_the_settings(self, hooks: Hooks, home: Home) -> None:
+        os.mkfifo(home.letta / "settings.json")
+        with pytest.raises(StoreError, match=r"settings\.json is not a regular file"):
+            hooks.install(home.memories())
+        assert hooks.state(home.memories()).settings == "unreadable"
+
+    def test_a_lone_surrogate_stays(self, hooks: Hooks, home: Home) -> None:
+        (home.letta / "settings.json").write_text('{"x": "\\ud800"}')
+        hooks.install(home.memories())
+        (home.letta / "settings.json").write_text(json.dumps({**settings_of(home), "y": 1}))
+        hooks.uninstall(home.memories())
+        assert settings_of(home) == {"x": "\ud800", "y": 1}
+
 
 class TestGitHook:
+    @pytest.mark.parametrize("moment", ["a second name", "a second name alone", "both names"])
+    def test_an_installation_that_was_cut_short(self, hooks: Hooks, home: Home, memory: Memory, moment: str) -> None:
+        hook = memory.path / ".git" / "hooks" / "reference-transaction"
+        original = hook.with_name(hook.name + ".phionyx-original")
+        hook.write_text("#!/bin/sh\nexit 0\n")
+        hook.chmod(0o755)
+        mine = hook.read_bytes()
+        os.link(hook, original)
+        if moment == "a second name alone":
+            hook.unlink()
+        elif moment == "both names":
+            hooks.install(home.memories())
+            assert "phionyx-letta" in hook.read_text()
+            assert original.read_bytes() == mine
+        hooks.uninstall(home.memories())
+        assert (hook.read_bytes(), original.exists()) == (mine, False)
+        os.link(hook, original)
+        assert hooks.install(home.memories()).repositories == {AGENT: "installed"}
+        hooks.uninstall(home.memories())
+        assert (hook.read_bytes(), original.exists()) == (mine, False)
+
+    def test_there_is_a_hook_at_every_moment(
+        self, hooks: Hooks, home: Home, memory: Memory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hook = memory.path / ".git" / "hooks" / "reference-transaction"
+        hook.write_text("#!/bin/sh\nexit 0\n")
+        seen = []
+        for name in ("link", "rename", "replace"):
+            step = getattr(os, name)
+            monkeypatch.setattr(
+                os, name, lambda *given, step=step, **named: (step(*given, **named), seen.append(hook.exists()))
+            )
+        hooks.install(home.memories())
+        hooks.uninstall(home.memories())
+        assert len(seen) >= 3
+        assert all(seen)
+
+    def test_a_hook_that_is_a_link_is_not_written_through(
+        self, hooks: Hooks, home: Home, memory: Memory, tmp_path: Path
+    ) -> None:
+        real, hook = tmp_path / "real", memory.path / ".git" / "hooks" / "reference-transaction"
+        real.write_text("#!/bin/sh\nexit 0\n")
+        hook.symlink_to(real)
+        hooks.install(home.memories())
+        assert real.read_text() == "#!/bin/sh\nexit 0\n"
+        hooks.uninstall(home.memories())
+        assert hook.readlink() == real
+
+    def test_hooks_that_git_does_not_run_are_told(
+        self, hooks: Hooks, home: Home, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hooks.install(home.memories())
+        memory.git("config", "core.hooksPath", "/dev/null")
+        assert "core.hooksPath" in hooks.state(home.memories()).repositories[AGENT]
+        memory.git("config", "core.hooksPath", ".git/hooks")
+        assert hooks.state(home.memories()).repositories[AGENT] == "installed"
+        memory.git("config", "--unset", "core.hooksPath")
+        (tmp_path / ".gitconfig").write_text(f"[core]\n\thooksPath = {tmp_path}\n")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert str(tmp_path) in hooks.state(home.memories()).repositories[AGENT]
+
     def test_chained_to_the_one_that_is_there(self, hooks: Hooks, home: Home, memory: Memory, tmp_path: Path) -> None:
         hook = memory.path / ".git" / "hooks" / "reference-transaction"
         log = tmp_path / "log"
@@ -209,10 +356,10 @@ class TestGate:
 
 
 class TestReport:
-    def told(self, home: Home, agent: str = AGENT) -> str:
+    def told(self, home: Home, agent: str = AGENT, key: str | None = "22" * 32) -> str:
         entry = settings_of(home)["hooks"]["SessionStart"][-1]["hooks"][0]  # type: ignore[index]
         given = json.dumps({"event_type": "SessionStart", "agent_id": agent}).encode()
-        environment = {**os.environ, "PHIONYX_LETTA_SIGNING_KEY": "22" * 32}
+        environment = {**os.environ, **({"PHIONYX_LETTA_SIGNING_KEY": key} if key else {})}
         done = subprocess.run(["sh", "-c", entry["command"]], input=given, capture_output=True, env=environment)
         assert (done.returncode, done.stderr) == (0, b"")
         return done.stdout.decode()
@@ -244,8 +391,90 @@ class TestReport:
         hooks.uninstall(home.memories())
         assert (home.letta / "settings.json").read_text() == mine
 
+    def test_a_check_that_fails_is_told(
+        self, hooks: Hooks, home: Home, own: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        Hooks(home, own).install(home.memories(), report=True)
+        assert "the check ended with 127; run 'phionyx-letta code verify'" in self.told(home)
+
+    def test_a_check_that_does_not_end_is_told(
+        self, home: Home, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slow = tmp_path / "slow"
+        slow.write_text("#!/bin/sh\nexec sleep 600\n")
+        slow.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(slow))
+        monkeypatch.setattr(hooks_module, "_LONGEST", 1)
+        Hooks(home, own).install(home.memories(), report=True)
+        assert "the check ended with 124" in self.told(home)
+
+    @pytest.mark.slow
+    def test_it_reads_the_ledger_and_the_key_of_the_installation(
+        self, home: Home, memory: Memory, own: Path, tmp_path: Path
+    ) -> None:
+        key, ledger = tmp_path / "a key", tmp_path / "else where.db"
+        generate_key(key)
+        environment = report_environment(f"sqlite:///{ledger}", {"PHIONYX_LETTA_SIGNING_KEY": str(key)})
+        Hooks(home, own, environment).install(home.memories(), report=True)
+        assert stat.S_IMODE((own / "code" / "hook.sh").stat().st_mode) == 0o700
+        memory.commit({"a.md": "1"})
+        signer = get_signer({"PHIONYX_LETTA_SIGNING_KEY": str(key)})
+        with closing(SqlLedger(f"sqlite:///{ledger}")) as opened:
+            Recorder(opened, PluginKey(signer, OutboxKey.of(signer), "a file")).record(AGENT, memory.path)
+        assert self.told(home, key=None) == "", "nothing is said where all is well"
+
+    def test_a_key_itself_is_not_written_down(self) -> None:
+        found = report_environment("x", {"PHIONYX_LETTA_SIGNING_KEY": "22" * 32, "PHIONYX_LETTA_KEY_ID": "k"})
+        assert found == {"PHIONYX_LETTA_LEDGER": "x", "PHIONYX_LETTA_KEY_ID": "k"}
+
+    @pytest.mark.parametrize("what", ["a link", "a file", "foreign"])
+    def test_a_queue_that_is_not_ours(self, hooks: Hooks, home: Home, own: Path, tmp_path: Path, what: str) -> None:
+        queue = queue_path(own)
+        queue.parent.mkdir(parents=True)
+        if what == "a link":
+            (tmp_path / "open").mkdir()
+            queue.symlink_to(tmp_path / "open")
+        elif what == "a file":
+            queue.touch()
+        elif os.geteuid() == 0:
+            queue.mkdir()
+            os.chown(queue, 12345, 12345)
+        else:
+            pytest.skip("only root can give a folder away")
+        with pytest.raises(StoreError, match="queue"):
+            hooks.install(home.memories())
+        assert not (home.letta / "settings.json").exists()
+
+    def test_a_queue_that_is_open_to_all_is_closed(self, hooks: Hooks, home: Home, own: Path) -> None:
+        queue_path(own).mkdir(parents=True)
+        queue_path(own).chmod(0o777)
+        hooks.install(home.memories())
+        assert stat.S_IMODE(queue_path(own).stat().st_mode) == 0o700
+        (queue_path(own) / "n.folder").mkdir()
+        hooks.uninstall(home.memories())
+        assert (queue_path(own) / "n.folder").is_dir()
+        assert not hooks.installed
+
 
 class TestNotes:
+    @pytest.mark.parametrize("name", ["tool_name", "tool_call_id", "agent_id"])
+    def test_a_note_that_is_no_text(self, memory: Memory, own: Path, recorded: Recorded, name: str) -> None:
+        head = memory.commit({"a.md": "1"})
+        queue_path(own).mkdir(parents=True)
+        said = {"agent_id": AGENT, "tool_name": "Bash", "tool_call_id": "c", name: "\ud800"}
+        (queue_path(own) / "n.1.0").write_text(f"ref\n{AGENT}\nconv\n/\n{'0' * 40} {head} refs/heads/main\n")
+        (queue_path(own) / "n.2.0").write_text("tool\n" + json.dumps(said))
+        Recorder(recorded.ledger, KEY, notes=read_notes(queue_path(own))).record(AGENT, memory.path)
+        assert recorded.audit().verdict == "valid"
+
+    def test_notes_of_the_future_go_too(self, own: Path) -> None:
+        queue_path(own).mkdir(parents=True)
+        (queue_path(own) / "n.1.0").write_text("ref\n")
+        os.utime(queue_path(own) / "n.1.0", (time.time() + 1e6, time.time() + 1e6))
+        read_notes(queue_path(own)).forget_old()
+        assert list(queue_path(own).iterdir()) == []
+
     def test_a_commit_gets_its_conversation_and_its_tool_call(
         self, hooks: Hooks, home: Home, memory: Memory, own: Path, recorded: Recorded
     ) -> None:

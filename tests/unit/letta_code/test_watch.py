@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,8 +19,13 @@ from test_target import HUMAN, Proposer, a_patch
 from typer.testing import CliRunner
 
 from phionyx_letta.cli.app import app
+from phionyx_letta.ledger.log.git import GitRepository
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.letta_code.places import Home
+from phionyx_letta.letta_code import watching
+from phionyx_letta.letta_code.committing import MemoryCommit
+from phionyx_letta.letta_code.errors import MemoryUnreadable
+from phionyx_letta.letta_code.objects import Objects
+from phionyx_letta.letta_code.places import AgentMemory, Home
 from phionyx_letta.letta_code.proposals import Proposals
 from phionyx_letta.letta_code.sessions import Sessions
 from phionyx_letta.letta_code.watching import Watch
@@ -101,6 +107,71 @@ def test_a_memory_that_cannot_be_read_holds_up_no_other(watch: Watch, home: Home
     assert ["no git repository" in error for error in found.errors] == [True]
 
 
+def test_a_memory_that_cannot_be_read_is_tried_again(watch: Watch, home: Home, memory: Memory) -> None:
+    """Though nothing changes that would show in the files it looks at."""
+    (memory.path / ".git" / "objects").rename(memory.path / ".git" / "away")
+    assert watch.look().errors != []
+    (memory.path / ".git" / "away").rename(memory.path / ".git" / "objects")
+    again = watch.look()
+    assert again.ingested is not None
+    assert (again.ingested.envelopes, again.errors) == (2, [])
+
+
+def test_a_checkpoint_that_a_sink_did_not_take_is_told_and_offered_again(
+    home: Home, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_FIRST_PAUSE", 0)
+    sink = tmp_path / "sink"
+    settings = Settings(home=str(tmp_path / "own"), sinks=f"folder:{sink}")
+    sink.write_text("a file in its place")
+    watch = Watch(f"sqlite:///{tmp_path / 'own' / 'ledger.db'}", KEY, settings, home)
+    for _ in range(2):
+        assert ["not every sink took the newest checkpoint" in one for one in watch.look().errors] == [True]
+    sink.unlink()
+    sink.mkdir()
+    found = watch.look()
+    assert (found.errors, found.ingested) == ([], None)
+    assert list(sink.iterdir()) != []
+
+
+def test_what_the_system_refuses_is_told_and_tried_again(
+    watch: Watch, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Home) -> list[AgentMemory]:
+        raise PermissionError(13, "Permission denied", "/home/other")
+
+    monkeypatch.setattr(Home, "memories", refused)
+    assert ["Permission denied" in one for one in watch.look().errors] == [True]
+    monkeypatch.undo()
+    assert watch.look().errors == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a repository away")
+def test_a_repository_of_another_user(
+    watch: Watch, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in (memory.path, *memory.path.rglob("*")):
+        os.chown(path, 12345, 12345)
+    with (
+        pytest.raises(MemoryUnreadable, match="belongs to another user") as caught,
+        Objects(GitRepository(memory.path)) as objects,
+    ):
+        objects.head()
+    assert watch.look().errors == [caught.value.message]
+    words = shlex.split(caught.value.remedy.partition(": ")[2])
+    subprocess.run(words, check=True)
+    assert watch.look().errors == []
+
+
+def test_a_broken_repository_behind_a_link_is_not_taken_for_the_one_around_it(memory: Memory, tmp_path: Path) -> None:
+    memory.commit({"a.md": "1"})
+    (memory.path / "inner" / ".git").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(memory.path / "inner")
+    with pytest.raises(MemoryUnreadable), Objects(GitRepository(tmp_path / "link")) as objects:
+        objects.head()
+
+
 class TestCommands:
     def run(self, tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
         environment = {"PHIONYX_LETTA_HOME": str(tmp_path / "own"), "PHIONYX_LETTA_SIGNING_KEY": "22" * 32}
@@ -167,3 +238,15 @@ def test_the_service_ends_when_told(home: Home, memory: Memory, tmp_path: Path) 
     started = time.monotonic()
     assert process.wait(30) == 0
     assert time.monotonic() - started < 30
+
+
+def test_it_finishes_what_a_killed_apply_began(
+    watch: Watch, home: Home, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposals = Proposals(str(tmp_path / "patches.jsonl"), home.memories(), SIGNER)
+    monkeypatch.setattr(MemoryCommit, "settle", lambda self: [])
+    proposals.apply(a_patch(proposals).patch_id)
+    monkeypatch.undo()
+    assert memory.git("status", "--porcelain") == "M  human.md"
+    assert watch.look().errors == []
+    assert memory.git("status", "--porcelain") == ""

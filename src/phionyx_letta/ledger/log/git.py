@@ -286,7 +286,7 @@ def _environment(path: Path) -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     own = {
-        "GIT_CEILING_DIRECTORIES": os.path.realpath(path.parent),
+        "GIT_CEILING_DIRECTORIES": os.path.dirname(os.path.realpath(path)),
         "GIT_GRAFT_FILE": os.devnull,
         "GIT_NO_LAZY_FETCH": "1",
         "GIT_ALLOW_PROTOCOL": "none",
