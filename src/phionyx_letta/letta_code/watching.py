@@ -27,6 +27,8 @@ __all__ = ["Pass", "Watch"]
 
 #: Everything is looked at again after so many passes, whatever the files say: a clock may stand still.
 _FULL_EVERY = 150
+#: And so is what could not be read.
+_AGAIN_EVERY = 15
 #: The first and the longest pause after a checkpoint that a sink did not take, s.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
 
@@ -62,7 +64,8 @@ class Watch:
         self._known: dict[str, AgentMemory] = {}
         self._marks: dict[str, Any] = {}
         self._passes = 0
-        self._undelivered = False
+        self._failed: set[str] = set()
+        self._undelivered = bool(settings.sinks)  # not known: whoever ran before may have ended too early
         self._pause, self._again_at = _FIRST_PAUSE, 0.0
 
     def run(self, stop: threading.Event, poll: float, told: Callable[[Pass], None]) -> None:
@@ -99,11 +102,10 @@ class Watch:
             if changed:
                 found.ingested = ingest(ledger, self._key, self._settings, changed)
                 found.errors += [problem["what"] for problem in found.ingested.problems]
-                for problem in found.ingested.problems:  # it is tried again in the next pass
-                    self._marks.pop(problem["agent_id"], None)
+                self._failed |= {problem["agent_id"] for problem in found.ingested.problems}
             delivered = found.ingested.delivered if found.ingested is not None else None
             if delivered is None and self._undelivered and time.monotonic() >= self._again_at:
-                delivered = deliver_again(ledger, self._key, self._settings)
+                delivered = deliver_again(ledger, self._key, self._settings) is not False
         if delivered is not None:
             self._undelivered = not delivered
             self._again_at = time.monotonic() + self._pause
@@ -113,6 +115,10 @@ class Watch:
         self._passes += 1
         if self._passes % _FULL_EVERY == 0:
             self._marks.clear()
+        if self._passes % _AGAIN_EVERY == 0:
+            for agent in self._failed:
+                self._marks.pop(agent, None)
+            self._failed.clear()
         marks = {memory.agent_id: _marks(memory.path) for memory in memories}
         changed = [memory for memory in memories if self._marks.get(memory.agent_id) != marks[memory.agent_id]]
         self._marks = marks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,8 +108,11 @@ def test_a_memory_that_cannot_be_read_holds_up_no_other(watch: Watch, home: Home
     assert ["no git repository" in error for error in found.errors] == [True]
 
 
-def test_a_memory_that_cannot_be_read_is_tried_again(watch: Watch, home: Home, memory: Memory) -> None:
+def test_a_memory_that_cannot_be_read_is_tried_again(
+    watch: Watch, home: Home, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though nothing changes that would show in the files it looks at."""
+    monkeypatch.setattr(watching, "_AGAIN_EVERY", 2)
     (memory.path / ".git" / "objects").rename(memory.path / ".git" / "away")
     assert watch.look().errors != []
     (memory.path / ".git" / "away").rename(memory.path / ".git" / "objects")
@@ -131,7 +135,12 @@ def test_a_checkpoint_that_a_sink_did_not_take_is_told_and_offered_again(
     sink.mkdir()
     found = watch.look()
     assert (found.errors, found.ingested) == ([], None)
-    assert list(sink.iterdir()) != []
+    delivered = sorted(path.name for path in sink.iterdir())
+    assert delivered != []
+    shutil.rmtree(sink)
+    sink.mkdir()
+    Watch(f"sqlite:///{tmp_path / 'own' / 'ledger.db'}", KEY, settings, home).look()
+    assert sorted(path.name for path in sink.iterdir()) == delivered, "after a start it is not known what a sink holds"
 
 
 def test_what_the_system_refuses_is_told_and_tried_again(
