@@ -215,7 +215,14 @@ def _decided(act: str, patch_id: str, by: str | None, letta_dir: Path | None, le
 
 
 def _of_patch(memories: list[AgentMemory], name: str) -> list[AgentMemory]:
-    return [one for one in memories if one.agent_id == name.partition("/")[0]]
+    found = [one for one in memories if one.agent_id == name.partition("/")[0]]
+    for one in found:
+        if one.others:
+            folders = ", ".join(str(path) for path in (one.path, *one.others))
+            raise CommandError(
+                f"the agent {one.agent_id} has more than one memory: {folders}", "move away what is not its memory"
+            )
+    return found
 
 
 @code.command(short_help="Record whenever a memory changes, in the foreground.")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from code_rig import AGENT, KEY, SIGNER, Memory, Recorded, letta
+from test_target import HUMAN, a_patch
 from typer.testing import CliRunner
 
 from phionyx_letta.cli.app import app
@@ -23,9 +24,11 @@ from phionyx_letta.letta_code import ingest as ingest_module
 from phionyx_letta.letta_code.changes import block_id, claims, label_of
 from phionyx_letta.letta_code.objects import Commit
 from phionyx_letta.letta_code.places import AgentMemory, Home
+from phionyx_letta.letta_code.proposals import Proposals
 from phionyx_letta.letta_code.queue import read_notes
 from phionyx_letta.letta_code.watching import Watch
-from phionyx_letta.settings import Settings
+from phionyx_letta.plugin.runtime import load_key
+from phionyx_letta.settings import Settings, load_settings
 
 OTHER = "agent-0c0de000-0000-4000-8000-000000000002"
 
@@ -131,6 +134,20 @@ def test_a_second_memory_of_an_agent_neither_replaces_it_nor_stays_untold(cli: C
     assert (code, "another memory" in text, str(decoy) in text.replace("\n", "")) == (1, True, True)
     shutil.rmtree(decoy)
     assert cli("ingest")[0] == 0
+
+
+def test_no_patch_is_committed_while_an_agent_has_two_memories(cli: Cli) -> None:
+    cli.memories[AGENT].commit({"human.md": HUMAN})
+    cli("ingest")
+    key = load_key(load_settings()).signer
+    patch = a_patch(Proposals(f"sqlite:///{cli.database}", Home.find(cli.letta).memories(), key, threshold=1))
+    decoy = cli.letta / "lc-local-backend" / "memfs" / AGENT / "memory"
+    decoy.parent.mkdir(parents=True)
+    subprocess.run(["git", "clone", "-q", str(cli.memories[AGENT].path), str(decoy)], check=True)
+    code, text = cli.plain("apply", patch.patch_id, "--by", "rita")
+    assert (code, "more than one memory" in text) == (2, True)
+    shutil.rmtree(decoy)
+    assert cli("apply", patch.patch_id, "--by", "rita")[1]["status"] == "applied"
 
 
 def test_verify_makes_no_ledger(cli: Cli) -> None:
