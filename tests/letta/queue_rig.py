@@ -205,7 +205,7 @@ def drain(rig: QueueRig, agent: str, said: str, sessions: int) -> Drained:
     began, process = time.monotonic(), rig.start(PHIONYX_LETTA_SESSION_TOKENS="0")
     early = peak = done = 0
     while done < sessions:
-        assert time.monotonic() - began < 30 + sessions, rig.states()
+        assert time.monotonic() - began < 300 + sessions, rig.sql("select state, detail from phionyx_session")
         assert process.poll() is None, "the process ended"
         status = Path(f"/proc/{process.pid}/status").read_text()
         peak = max(peak, int(status.split("VmRSS:")[1].split()[0]))

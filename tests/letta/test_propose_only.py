@@ -157,9 +157,6 @@ def test_what_a_conversation_wants_of_its_own_copy_of_a_block_is_applied_to_the_
     assert rig.command("memory", "apply", patch["patch_id"], "--by", "ada")["status"] == "applied"
     assert rig.sql("select value from block where id = %s", copy) == [("name: Ann\nlikes tea",)]
     assert rig.value(agent) == "name: Ann"
-    before = len(rig.model.chats)
-    rig.say(agent, "hello", "conversation", conversation)
-    assert any("likes tea" in json.dumps(chat["messages"][0]) for chat in rig.model.chats[before:])
 
 
 def test_a_sleeptime_agent_proposes_for_the_agent_whose_memory_it_tidies(rig: Rig) -> None:
