@@ -7,30 +7,25 @@ about to write is in the log before it is written: one that was cut short is fin
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from phionyx_letta.diff import content_hash
 from phionyx_letta.errors import (
     DiffConflictError,
     IllegalTransition,
     InvalidPatch,
-    PatchNotFound,
     TargetRefused,
     UntrustedPatch,
 )
 from phionyx_letta.ledger.store import EnvelopeStore
-from phionyx_letta.memory.approval import check_decided, check_decider, check_seen
-from phionyx_letta.memory.binding import check_bound
+from phionyx_letta.memory.acting import Acting
 from phionyx_letta.memory.deciding import (
     Change,
     announced,
     applicable,
     applied_already,
-    changed_at,
-    left_behind,
     require,
     reverted_already,
 )
@@ -44,17 +39,16 @@ from phionyx_letta.memory.opening import (
     open_kept,
     open_occurrences,
     open_store,
-    reviewer,
 )
-from phionyx_letta.memory.patches import HISTORY, MemoryPatch, PatchStatus, check_trust, transition
+from phionyx_letta.memory.patches import HISTORY, MemoryPatch, PatchStatus, check_trust
 from phionyx_letta.memory.pii import MemoryPIIFilter
 from phionyx_letta.memory.policy import Policy
 from phionyx_letta.memory.proposing import Found, Proposing, placed_again
-from phionyx_letta.memory.recording import MutationRecorder, cause
+from phionyx_letta.memory.recording import MutationRecorder
 from phionyx_letta.memory.reviewing import described
 from phionyx_letta.memory.routing import MemoryFileRouter
 from phionyx_letta.memory.stored import Patches
-from phionyx_letta.memory.targets import Target, Targets
+from phionyx_letta.memory.targets import Targets
 from phionyx_letta.signing import Signer, Verifier
 
 __all__ = ["LivingMemory"]
@@ -124,6 +118,9 @@ class LivingMemory:
         self.targets: Targets = targets or ManagedFiles([*paths, *new_files])
         self.envelopes = envelopes
         self._recorder = MutationRecorder(envelopes, self.signer) if envelopes is not None else None
+        self._act = Acting(
+            self.store, self.targets, self.signer, self.verifier, policy=policy, pii=self.pii, recorder=self._recorder
+        )
         self._proposing = Proposing(
             targets=self.targets,
             store=self.store,
@@ -155,7 +152,7 @@ class LivingMemory:
             PatchNotFound: there is no such patch.
             PatchChanged: the one in hand is not the one that is stored.
         """
-        return described(self._load(patch), self.targets, self.verifier, self.store, self.policy)
+        return described(self._act.load(patch), self.targets, self.verifier, self.store, self.policy)
 
     # -- proposing -----------------------------------------------------------------------------------------------
 
@@ -229,7 +226,7 @@ class LivingMemory:
             return self.apply(patch, by=patch.author, reason="no approval is required")
         except (DiffConflictError, TargetRefused) as error:  # the patch stays, and the session's others go on
             _log.warning("patch %s was not applied: %s", patch.patch_id, error)
-            return self._load(patch)
+            return self._act.load(patch)
 
     # -- deciding ------------------------------------------------------------------------------------------------
 
@@ -248,10 +245,10 @@ class LivingMemory:
             PatchChanged: the stored patch is not what was reviewed.
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
         """
-        with self._acting(patch):
-            found = self._trusted(patch, "approve", ("pending",), content)
-            self._may_decide(by)
-            return self._moved(found, "approved", by, reason)
+        with self._act.alone_with(patch):
+            found = self._act.trusted(patch, "approve", ("pending",), content)
+            self._act.may_decide(by)
+            return self._act.moved(found, "approved", by, reason)
 
     def reject(self, patch: MemoryPatch | str, reason: str = "", *, by: str | None = None) -> MemoryPatch:
         """Reject a patch for good: its fact is not proposed again unless it changes.
@@ -261,18 +258,18 @@ class LivingMemory:
         Raises:
             PatchNotFound, IllegalTransition: it is not there, or already applied, reverted or rejected.
         """
-        with self._acting(patch):
-            found = self._load(patch)
+        with self._act.alone_with(patch):
+            found = self._act.load(patch)
             try:
                 check_trust(found, self.verifier)
             except UntrustedPatch as error:  # whatever status it claims: that may be forged too
                 details = {"untrusted": error.message, "claimed": found.status}
                 found.metadata = {name: value for name, value in found.metadata.items() if name != HISTORY}
                 found.applied_at = found.reverted_at = None
-                return self._moved(found, "rejected", by, reason, details)
+                return self._act.moved(found, "rejected", by, reason, details)
             require(found, "reject", ("pending", "approved", "conflict"))
-            self._require_unwritten(found)
-            return self._moved(found, "rejected", by, reason)
+            self._act.require_unwritten(found)
+            return self._act.moved(found, "rejected", by, reason)
 
     def edit(
         self, patch: MemoryPatch | str, after_content: str, *, by: str | None = None, reason: str = ""
@@ -283,12 +280,12 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not pending.
             TargetRefused: the target is not managed.
         """
-        with self._acting(patch):
-            found = self._trusted(patch, "edit", ("pending", "approved", "conflict"))
-            self._require_unwritten(found)
-            author = self._name(by)
+        with self._act.alone_with(patch):
+            found = self._act.trusted(patch, "edit", ("pending", "approved", "conflict"))
+            self._act.require_unwritten(found)
+            author = self._act.name(by)
             new = self._proposing.successor(found, found.before_content, after_content, "edited_from", author)
-            self._moved(found, "rejected", by, reason or f"edited as {new.patch_id}", {"replaced_by": new.patch_id})
+            self._act.moved(found, "rejected", by, reason or f"edited as {new.patch_id}", {"replaced_by": new.patch_id})
             return new
 
     def apply(
@@ -302,23 +299,23 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or its status forbids it.
             TargetRefused: the target is not managed, or cannot be written without loss.
         """
-        with self._acting(patch):
-            found = self._trusted(patch, "apply", ("pending", "approved"), content)
-            self._may_decide(by)
+        with self._act.alone_with(patch):
+            found = self._act.trusted(patch, "apply", ("pending", "approved"), content)
+            self._act.may_decide(by)
             target = self.targets.resolve(found.file_path)
             current = target.read()
             change, envelope = announced(found), None
             if change is not None and applied_already(found, current or ""):
-                envelope = self._record(target, found, change, "apply", by, current or "")
+                envelope = self._act.record(target, found, change, "apply", by, current or "")
             else:
                 text = applicable(found, current)
                 if text is None:
-                    self._refuse(found, current, by)
+                    self._act.refuse(found, current, by)
                 change = Change.between(current or "", text)
-                self._announce(target, found, change, by, reason)
-                envelope = self._write(target, found, current, text, "apply", by)
-                envelope = self._record(target, found, change, "apply", by) or envelope
-            return self._moved(found, "applied", by, reason, {"wrote": change.diff.after_hash, **_named(envelope)})
+                self._act.announce(target, found, change, by, reason)
+                envelope = self._act.write(target, found, current, text, "apply", by)
+                envelope = self._act.record(target, found, change, "apply", by) or envelope
+            return self._act.moved(found, "applied", by, reason, {"wrote": change.diff.after_hash, **_named(envelope)})
 
     def rebase(self, patch: MemoryPatch | str, *, by: str | None = None) -> MemoryPatch:
         """Offer a diverged patch as a new pending one, made for what the target holds now; the old one becomes `conflict`.
@@ -331,19 +328,19 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or there is nothing to rebase.
             TargetRefused: the target is not managed, or is not text.
         """
-        with self._acting(patch):
-            found = self._trusted(patch, "rebase", ("pending", "approved", "conflict"))
-            self._require_unwritten(found)
+        with self._act.alone_with(patch):
+            found = self._act.trusted(patch, "rebase", ("pending", "approved", "conflict"))
+            self._act.require_unwritten(found)
             target = self.targets.resolve(found.file_path)
             current = target.read()
             if current == found.before_content and found.status != "conflict":
                 raise IllegalTransition(f"{found.file_path} has not diverged from patch {found.patch_id}", "apply it")
             merged = merge(found.before_content, found.after_content, current or "")
             # a block is written by its agent all the time, mostly at its end: there the fact is offered below that
-            if merged is None and (target.records_itself or self._only_patches_wrote(found, current or "")):
+            if merged is None and (target.records_itself or self._act.only_patches_wrote(found, current or "")):
                 merged = placed_again(found, current or "")
             if merged is None or (current is None and found.before_content):
-                self._refuse(
+                self._act.refuse(
                     found, current, by, "the same lines were changed: edit the file by hand, and reject the patch"
                 )
             if merged == current:
@@ -352,7 +349,7 @@ class LivingMemory:
                 )
             new = self._proposing.successor(found, current or "", merged, "rebased_from", found.author)
             if found.status != "conflict":
-                self._moved(found, "conflict", by, f"rebased as {new.patch_id}", {"replaced_by": new.patch_id})
+                self._act.moved(found, "conflict", by, f"rebased as {new.patch_id}", {"replaced_by": new.patch_id})
             return new
 
     def revert(self, patch_id: MemoryPatch | str, *, by: str | None = None, reason: str = "") -> MemoryPatch:
@@ -363,15 +360,17 @@ class LivingMemory:
             PatchNotFound, UntrustedPatch, IllegalTransition: it is not there, does not verify, or is not applied.
             TargetRefused: the target is not managed, or cannot be written without loss.
         """
-        with self._acting(patch_id):
-            found = self._trusted(patch_id, "revert", ("applied",))
-            self._may_decide(by)
+        with self._act.alone_with(patch_id):
+            found = self._act.trusted(patch_id, "revert", ("applied",))
+            self._act.may_decide(by)
             target = self.targets.resolve(found.file_path)
             current = target.read()
             change = announced(found)
             if change is not None and reverted_already(found, current or ""):
-                envelope = self._record(target, found, change, "revert", by, current or "")
-                return self._moved(found, "reverted", by, reason, {"wrote": change.diff.after_hash, **_named(envelope)})
+                envelope = self._act.record(target, found, change, "revert", by, current or "")
+                return self._act.moved(
+                    found, "reverted", by, reason, {"wrote": change.diff.after_hash, **_named(envelope)}
+                )
             text = reverse_merge(found.before_content, found.after_content, current or "")
             if text is None or (current is None and found.before_content):
                 hashes = content_hash(found.after_content), content_hash(current) if current is not None else ""
@@ -379,126 +378,10 @@ class LivingMemory:
             envelope = None
             if current is not None:
                 change = Change.between(current, text)
-                self._announce(target, found, change, by, reason)
-                envelope = self._write(target, found, current, text, "revert", by)
-                envelope = self._record(target, found, change, "revert", by) or envelope
-            return self._moved(found, "reverted", by, reason, {"wrote": content_hash(text), **_named(envelope)})
-
-    # -- the parts of an act -------------------------------------------------------------------------------------
-
-    def _acting(self, patch: MemoryPatch | str) -> contextlib.AbstractContextManager[None]:
-        """Be alone with the target of a patch; what is found in the store before does not count."""
-        return self.store.acting(self._load(patch).file_path)
-
-    def _load(self, patch: MemoryPatch | str, content: str | None = None) -> MemoryPatch:
-        """Load a patch that is the one that was seen: the one in hand, and the one of this digest."""
-        patch_id = patch.patch_id if isinstance(patch, MemoryPatch) else patch
-        found = self.store.get(patch_id)
-        if found is None:
-            raise PatchNotFound(f"Patch '{patch_id}' not found.", "`phionyx-letta memory log` shows what there is")
-        for seen in (patch if isinstance(patch, MemoryPatch) else None, content):
-            if seen is not None:
-                check_seen(found, seen)
-        return found
-
-    def _trusted(
-        self, patch: MemoryPatch | str, act: str, statuses: tuple[str, ...], content: str | None = None
-    ) -> MemoryPatch:
-        """Load a patch that verifies and whose status allows the act; a status that does not verify is no reason for anything."""
-        found = self._load(patch, content)
-        check_trust(found, self.verifier)
-        check_decided(found, self.policy)
-        check_bound(found, self.store, self.targets)
-        require(found, act, statuses)
-        return found
-
-    def _may_decide(self, by: str | None) -> None:
-        if self.policy is not None:
-            check_decider(self.policy, self.signer, by)
-
-    def _name(self, by: str | None) -> str:
-        """Who decides, filtered like the reason: an address or a number does not enter what is never removed."""
-        if by is None and self.policy is not None:
-            holder = self.policy.holder(getattr(self.signer, "public_key_hex", None))
-            by = holder.name if holder is not None else None
-        return self.pii.filter_content(by or reviewer()).filtered_content
-
-    def _moved(
-        self,
-        patch: MemoryPatch,
-        to: PatchStatus,
-        by: str | None,
-        reason: str,
-        details: Mapping[str, Any] | None = None,
-    ) -> MemoryPatch:
-        said = self.pii.filter_content(reason).filtered_content
-        transition(patch, to, by=self._name(by), reason=said, signer=self.signer, details=details)
-        self.store.update(patch)
-        return patch
-
-    def _require_unwritten(self, patch: MemoryPatch) -> None:
-        """Refuse to give up a patch that `apply` wrote but could not record any more: the log would then explain nothing."""
-        if patch.status != "approved" or announced(patch) is None:
-            return
-        try:
-            current = self.targets.resolve(patch.file_path).read()
-        except TargetRefused:
-            return
-        if applied_already(patch, current or ""):
-            raise IllegalTransition(
-                f"patch {patch.patch_id} was written already, by a run that was cut short",
-                "apply it to finish that, then revert it if you do not want it",
-            )
-
-    def _announce(self, target: Target, patch: MemoryPatch, change: Change, by: str | None, reason: str) -> None:
-        """Say in the log what is about to be written, unless it says so already; not before its evidence has a place to go."""
-        if self._recorder is not None and not target.records_itself:
-            self._recorder.probe(target)
-        if announced(patch) != change:
-            status: PatchStatus = "applied" if patch.status == "applied" else "approved"
-            self._moved(patch, status, by, reason, change.details())
-
-    def _refuse(self, patch: MemoryPatch, current: str | None, by: str | None, remedy: str = "") -> NoReturn:
-        found = content_hash(current) if current is not None else ""
-        remedy = remedy or f"`rebase {patch.patch_id}` offers a merge, if there is one"
-        error = DiffConflictError(patch.file_path, content_hash(patch.before_content), found, remedy)
-        if patch.status != "conflict":
-            self._moved(patch, "conflict", by, error.message, {"expected": error.expected_hash, "found": found})
-        raise error
-
-    def _write(
-        self, target: Target, patch: MemoryPatch, current: str | None, text: str, event: str, by: str | None
-    ) -> str | None:
-        if text == current:
-            return None
-        try:
-            return target.write(current, text, cause(patch, event, self._name(by)))
-        except DiffConflictError:
-            if patch.status == "approved":
-                self._refuse(patch, target.read(), by)
-            raise
-
-    def _record(
-        self,
-        target: Target,
-        patch: MemoryPatch,
-        change: Change,
-        event: str,
-        by: str | None,
-        found: str | None = None,
-    ) -> str | None:
-        if self._recorder is None or target.records_itself:
-            return None
-        return self._recorder.record(target, change, patch, event, self._name(by), found=found)
-
-    def _only_patches_wrote(self, patch: MemoryPatch, current: str) -> bool:
-        """Whether `current` is what a patch left behind, or what this patch's session found: no person's edit in between."""
-        wanted = content_hash(current)
-        if wanted == patch.metadata.get("found"):
-            return True
-        done = [one for status in ("applied", "reverted") for one in self.store.list_by_status(status)]
-        last = max((one for one in done if one.file_path == patch.file_path), key=changed_at, default=None)
-        return last is not None and wanted in left_behind(last)
+                self._act.announce(target, found, change, by, reason)
+                envelope = self._act.write(target, found, current, text, "revert", by)
+                envelope = self._act.record(target, found, change, "revert", by) or envelope
+            return self._act.moved(found, "reverted", by, reason, {"wrote": content_hash(text), **_named(envelope)})
 
 
 def _named(envelope: str | None) -> dict[str, str]:
