@@ -67,7 +67,7 @@ Seen = Annotated[
     typer.Option(
         "--content",
         metavar="DIGEST",
-        help="The digest of what you reviewed, as `memory review` shows it, or its first 16 digits or more: if something else is "
+        help="The digest of what you reviewed, as `memory review` shows it, or its first 40 digits or more: if something else is "
         "stored by now, nothing is done. Without it, what is stored counts.",
     ),
 ]

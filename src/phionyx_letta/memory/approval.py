@@ -17,7 +17,7 @@ __all__ = ["check_decided", "check_decider", "check_seen"]
 
 DECISIONS = ("approved", "applied", "reverted")
 """The steps of a history that only a reviewer may take. Nothing is let through by a rejection or a conflict."""
-_SEEN = re.compile(r"(?:sha256:)?([0-9a-f]{16,64})")
+_SEEN = re.compile(r"(?:sha256:)?([0-9a-f]{40,64})")
 _AGAIN = "review it again: `phionyx-letta memory review --patch-id` shows what is stored now, and its digest"
 
 
@@ -26,7 +26,8 @@ def check_seen(stored: MemoryPatch, seen: MemoryPatch | str) -> None:
 
     Args:
         stored: what would be decided about.
-        seen: the patch in the caller's hands, or a digest, or 16 or more of its first hex digits: too many to be met by trying.
+        seen: the patch in the caller's hands, or a digest, or 40 or more of its first hex digits: with fewer, whoever
+            proposes could make two patches whose digests begin alike, and put the one in the other's place (16: 2**32 tries).
 
     Raises:
         PatchChanged: it is not, or this is no digest.

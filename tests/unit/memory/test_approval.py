@@ -91,14 +91,14 @@ class TestWhatWasSeen:
             living.apply(patch.patch_id, content=seen)
         assert (folder / "CLAUDE.md").read_text() == "# Notes\n"
 
-    @pytest.mark.parametrize("given", ["", "sha256:", "abc", "zz" * 32, "é" * 20, "a" * 65])
+    @pytest.mark.parametrize("given", ["", "sha256:", "abc", "zz" * 32, "é" * 20, "a" * 65, "a" * 39])
     def test_what_is_no_digest_is_refused(self, folder: Path, given: str) -> None:
         with pytest.raises(PatchChanged, match="not the digest"):
             reviewed_by(SERVER, folder).approve(proposed(folder).patch_id, content=given)
 
-    def test_sixteen_digits_of_it_are_enough(self, folder: Path) -> None:
+    def test_forty_digits_of_it_are_enough(self, folder: Path) -> None:
         patch = proposed(folder)
-        digits = content_digest(patch).removeprefix("sha256:")[:16]
+        digits = content_digest(patch).removeprefix("sha256:")[:40]
         assert reviewed_by(SERVER, folder).approve(patch.patch_id, content=digits.upper()).status == "approved"
 
     def test_a_rebased_patch_takes_no_approval_along(self, folder: Path) -> None:
