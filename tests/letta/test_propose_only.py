@@ -53,16 +53,16 @@ def changes(rig: Rig, block: str) -> int:
 WRITES = [
     ("core_memory_append", {"label": "human", "content": "likes tea"}, "name: Ann\nlikes tea"),
     ("core_memory_replace", {"label": "human", "old_content": "Ann", "new_content": "Eve"}, "name: Eve"),
-    ("memory_insert", {"label": "human", "new_string": "likes tea", "insert_line": -1}, "name: Ann\nlikes tea"),
-    ("memory_replace", {"label": "human", "old_string": "Ann", "new_string": "Eve"}, "name: Eve"),
+    ("memory_insert", {"label": "human", "new_string": "has a cat", "insert_line": -1}, "name: Ann\nhas a cat"),
+    ("memory_replace", {"label": "human", "old_string": "Ann", "new_string": "Eva"}, "name: Eva"),
     ("memory_rethink", {"label": "human", "new_memory": "a user"}, "a user"),
-    ("memory_apply_patch", {"label": "human", "patch": "@@\n-name: Ann\n+name: Eve\n"}, "name: Eve"),
+    ("memory_apply_patch", {"label": "human", "patch": "@@\n-name: Ann\n+name: Ida\n"}, "name: Ida"),
     (
         "memory",
-        {"command": "str_replace", "path": "/memories/human", "old_string": "Ann", "new_string": "Eve"},
-        "name: Eve",
+        {"command": "str_replace", "path": "/memories/human", "old_string": "Ann", "new_string": "Una"},
+        "name: Una",
     ),
-    ("memory", {"command": "insert", "path": "/memories/human", "insert_text": "likes tea", "insert_line": 1}, None),
+    ("memory", {"command": "insert", "path": "/memories/human", "insert_text": "has a dog", "insert_line": 1}, None),
 ]
 
 
@@ -90,6 +90,9 @@ def test_each_memory_tool_queues_a_patch_says_so_and_writes_nothing(rig: Rig) ->
         assert wanted is None or patch["after_content"] == wanted
         assert patch["metadata"]["proposed_from"]["tool"] == tool
         assert patch["metadata"]["untrusted"]
+    again = told(rig, agent, *WRITES[0][:2])
+    assert rig.patches(agent)[0]["patch_id"] in again, "what waits already is not queued twice"
+    assert len(rig.patches(agent)) == len(WRITES)
     assert changes(rig, block) == 2, "nothing since"
 
     before = len(rig.model.chats)
