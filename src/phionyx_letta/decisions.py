@@ -57,16 +57,18 @@ def decide(
     return claim if signature == UNSIGNED else {**claim, _SIGNATURE: signature}
 
 
-def signed_text(claim: Mapping[str, Any]) -> str:
-    """Return what the reviewer signs of a decision, whole or as it is kept.
+def signed_text(claim: Mapping[str, Any], *, content: object = None) -> str:
+    """Return what the reviewer signs of a decision.
+
+    Args:
+        claim: it; a member `content` of its own never counts, or a signature would be good for any text.
+        content: the hash over its hashes, where a salted ledger keeps that in their place.
 
     Raises:
         TypeError, ValueError, RecursionError, OverflowError: it is not JSON.
     """
-    clear = {name: value for name, value in claim.items() if name not in (*_HASHES, _SIGNATURE)}
-    if _CONTENT not in clear:
-        clear[_CONTENT] = _digest({name: claim.get(name) for name in _HASHES})
-    return _digest(clear)
+    clear = {name: value for name, value in claim.items() if name not in (*_HASHES, _SIGNATURE, _CONTENT)}
+    return _digest({**clear, _CONTENT: _content(claim) if content is None else content})
 
 
 def kept(claim: Mapping[str, Any], *, salted: bool) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def kept(claim: Mapping[str, Any], *, salted: bool) -> dict[str, Any]:
     dropped = _HASHES if salted else ("expected", "wrote")
     found = {name: value for name, value in claim.items() if name not in dropped}
     if salted and _SIGNATURE in claim:
-        found[_CONTENT] = _digest({name: claim.get(name) for name in _HASHES})
+        found[_CONTENT] = _content(claim)
     return found
 
 
@@ -101,17 +103,19 @@ def fault_in(envelope: Mapping[str, Any], said: Mapping[str, Any], reviewers: Re
         return "a change by a patch that no reviewer has signed"
     if said.get("block_id") != mutation["block_id"]:
         return "the reviewer decided about another block"
-    claim = dict(said)
-    if mutation["diff"].get("commitment", "sha256") == "sha256":
-        claim = {name: value for name, value in said.items() if name != _CONTENT}
-        claim |= {"expected": mutation["diff"]["before_hash"], "wrote": mutation["diff"]["after_hash"]}
+    salted = mutation["diff"].get("commitment", "sha256") != "sha256"
+    claim = {**said, "expected": mutation["diff"]["before_hash"], "wrote": mutation["diff"]["after_hash"]}
     try:
-        signed = signed_text(claim)
+        signed = signed_text(claim, content=said.get(_CONTENT) if salted else None)
     except JSON_ERRORS:
         return "what the reviewer signed is not JSON"
     if not reviewers.signed_as(name, signed, signature):
         return "no key of the reviewer it names has signed this change"
     return None
+
+
+def _content(claim: Mapping[str, Any]) -> str:
+    return _digest({name: claim.get(name) for name in _HASHES})
 
 
 def _digest(value: Mapping[str, Any]) -> str:

@@ -207,3 +207,21 @@ def test_a_claim_in_any_other_form_than_the_canonical_one_is_refused(policy: Pol
     for changed in (_unpacked(text).replace(",", ", "), _unpacked(text)[:-1] + ',"signature":"x"}'):
         with pytest.raises(UntrustedPatch, match="malformed"):
             read_claim(f"{_packed(changed)}.{signature}", None, policy)
+
+
+@pytest.mark.parametrize("more", ["content", "signature", "x"])
+def test_a_claim_has_the_known_members_only(policy: Policy, more: str) -> None:
+    """With the hash of what was signed beside it (anybody computes it from an envelope) its hashes would not count any more."""
+    from phionyx_letta._canonical import encode
+    from phionyx_letta.decisions import _HASHES, _digest
+    from phionyx_letta.memory.claims import _packed, _unpacked
+
+    text, _, signature = make_claim(CAUSE, "block-1", content_hash("a"), content_hash("b"), ADA).partition(".")
+    claim = json.loads(_unpacked(text))
+    content = _digest({name: claim.get(name) for name in _HASHES})
+    forged = {**claim, "expected": content_hash("b"), "wrote": content_hash("evil"), more: content}
+    with pytest.raises(UntrustedPatch, match="malformed"):
+        read_claim(f"{_packed(encode(forged))}.{signature}", None, policy)
+    without = {name: value for name, value in forged.items() if name != more}
+    with pytest.raises(UntrustedPatch, match="no reviewer of this server has signed"):
+        read_claim(f"{_packed(encode(without))}.{signature}", None, policy)

@@ -27,7 +27,9 @@ SERVER_HEADER = "X-Phionyx-Letta"
 #: How old a claim may be, and how far two clocks may differ.
 FRESH = timedelta(minutes=5)
 _MOST_BYTES = 16_000
-_REQUIRED = ("event", "patch_id", "reviewer", "block_id", "expected", "wrote", "at")
+_REQUIRED = ("event", "patch_id", "reviewer", "block_id", "expected", "wrote", "at", "nonce")
+_OPTIONAL = ("patch", "session", "proposer_model", "runs", "evidence_messages", "untrusted", "key_id")
+_KNOWN = {*_REQUIRED, *_OPTIONAL}
 
 
 def make_claim(cause: Mapping[str, Any], block_id: str, expected: str, wrote: str, signer: Signer) -> str:
@@ -70,7 +72,7 @@ def read_claim(
         if not isinstance(claim, dict) or not all(isinstance(claim.get(name), str) for name in _REQUIRED):
             raise ValueError
         at = datetime.fromisoformat(claim["at"])
-        if at.tzinfo is None or "signature" in claim or encode(claim) != plain:
+        if at.tzinfo is None or not set(claim) <= _KNOWN or encode(claim) != plain:
             raise ValueError  # in any other form the envelope could not be checked: it keeps the claim, not its text
         digest = signed_text(claim)
     except (*JSON_ERRORS, UnicodeDecodeError):
