@@ -9,15 +9,19 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from phionyx_letta._canonical import JSON_ERRORS, encode
 from phionyx_letta.signing import UNSIGNED, Signs
 
-__all__ = ["Reviewers", "decide", "decision_in", "fault_in", "kept", "signed_text"]
+__all__ = ["FRESH", "Reviewers", "decide", "decision_in", "fault_in", "is_salted", "kept", "signed_text"]
 
+FRESH = timedelta(minutes=5)
+"""How old a decision may be when it is acted on, and how far two clocks may differ."""
 _PURPOSE = "phionyx-letta/living-memory-claim/v2"
+_WRITING = timedelta(minutes=1)
+"""How long the request that brought a decision may take until it writes."""
 _HASHES = ("patch", "expected", "wrote", "nonce")
 """What is signed as one hash: of the patch, of the text before and after, and what keeps them from being guessed."""
 _CONTENT, _SIGNATURE = "content", "signature"
@@ -26,8 +30,8 @@ _CONTENT, _SIGNATURE = "content", "signature"
 class Reviewers(Protocol):
     """Whose decisions count; see `memory.policy.Policy`."""
 
-    def signed_as(self, name: str, signed: str, signature: str) -> bool:
-        """Return whether a key of the reviewer of this name made the signature; never raise."""
+    def signed_as(self, name: str, signed: str, signature: str, *, label: str | None = None) -> bool:
+        """Return whether a key of the reviewer of this name, and of blocks of this label, made the signature; never raise."""
         ...
 
 
@@ -89,6 +93,11 @@ def decision_in(envelope: object) -> dict[str, Any] | None:
     return said if isinstance(said, dict) and ("reviewer" in said or "patch_id" in said) else None
 
 
+def is_salted(envelope: Mapping[str, Any]) -> bool:
+    """Whether its hashes are salted: then nobody without the salt can check which text a decision is about."""
+    return bool(envelope["mutation"]["diff"].get("commitment", "sha256") != "sha256")
+
+
 def fault_in(envelope: Mapping[str, Any], said: Mapping[str, Any], reviewers: Reviewers) -> str | None:
     """Return why the decision is not that of the reviewer it names about this very change, or None.
 
@@ -103,7 +112,11 @@ def fault_in(envelope: Mapping[str, Any], said: Mapping[str, Any], reviewers: Re
         return "a change by a patch that no reviewer has signed"
     if said.get("block_id") != mutation["block_id"]:
         return "the reviewer decided about another block"
-    salted = mutation["diff"].get("commitment", "sha256") != "sha256"
+    salted = is_salted(envelope)
+    if salted and not _names_salt(envelope["subject"]):
+        return "its hashes are called salted, and no salt is named: nobody can say what the reviewer decided about"
+    if not _in_time(said.get("at"), envelope["subject"]["timestamp_utc"]):
+        return f"the reviewer did not decide within {FRESH // timedelta(minutes=1)} minutes of this change"
     claim = {**said, "expected": mutation["diff"]["before_hash"], "wrote": mutation["diff"]["after_hash"]}
     try:
         signed = signed_text(claim, content=said.get(_CONTENT) if salted else None)
@@ -111,7 +124,23 @@ def fault_in(envelope: Mapping[str, Any], said: Mapping[str, Any], reviewers: Re
         return "what the reviewer signed is not JSON"
     if not reviewers.signed_as(name, signed, signature):
         return "no key of the reviewer it names has signed this change"
+    block = not mutation["block_id"].startswith("file:")  # memory files are every reviewer's
+    if block and not reviewers.signed_as(name, signed, signature, label=mutation["block_label"]):
+        return "what was changed is not one of that reviewer's blocks"
     return None
+
+
+def _names_salt(subject: Mapping[str, Any]) -> bool:
+    letta = subject["metadata"].get("letta")
+    return isinstance(letta, dict) and isinstance(letta.get("salt"), str)
+
+
+def _in_time(decided: object, changed: str) -> bool:
+    try:
+        apart = datetime.fromisoformat(changed) - datetime.fromisoformat(str(decided))
+    except (TypeError, ValueError):  # no time, or one without a zone
+        return False
+    return abs(apart) <= FRESH + _WRITING
 
 
 def _content(claim: Mapping[str, Any]) -> str:

@@ -61,10 +61,10 @@ def show(
             "seq": entry.seq,
             "envelope": entry.envelope,
         }
-    status, fault = DecisionAudit(policy).feed(shown["envelope"])
+    status, message = DecisionAudit(policy).feed(shown["envelope"])
     shown["reviewer_signature"] = status
     shown["caused"] = [_in_short(one) for one in caused]
-    signed = [] if status is None else [("decided", fault or _DECIDED[status])]
+    signed = [] if status is None else [("decided", message or _DECIDED[status])]
     answer(shown, as_json=as_json, show=lambda console: _pages(console, entry, ref, shown["caused"], signed))
     return 0 if status != "failed" else FAILED
 
