@@ -10,6 +10,7 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from phionyx_letta.diff import COMMITMENTS
 from phionyx_letta.envelope import MUTATION_KINDS, SCHEMA_ID
 
 __all__ = ["Fault", "find_fault", "is_plain", "shown"]
@@ -44,6 +45,10 @@ def _is_count(value: Any) -> bool:
 
 def _is_hash(value: Any) -> bool:
     return isinstance(value, str) and _HASH(value) is not None
+
+
+def _is_commitment(value: Any) -> bool:
+    return isinstance(value, str) and value in COMMITMENTS
 
 
 def _is_text_or_none(value: Any) -> bool:
@@ -91,7 +96,7 @@ _DIFF = (
     _Rule("unchanged_chars", _is_count, _COUNT),
     _Rule("diff_text", _is_text_or_none, "text or null"),
     _Rule("counts_method", _is_text, _TEXT, False),
-    _Rule("commitment", _is_text, _TEXT, False),
+    _Rule("commitment", _is_commitment, " or ".join(COMMITMENTS), False),
 )
 _CONSOLIDATION = (
     _Rule("block_ref", _is_text, _TEXT),
@@ -138,6 +143,7 @@ def is_plain(envelope: Any) -> bool:
             and subject["turn_index"] >= 0
             and subject.get("position", 0) >= 0
             and min(_DIFF_COUNTS(diff)) >= 0
+            and diff.get("commitment", COMMITMENTS[0]) in COMMITMENTS
             and integrity["canonical_json"] is True
             and _FOUR_HASHES(hashes) is not None
             and _SIGNATURE(integrity["signature"]) is not None

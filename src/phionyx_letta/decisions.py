@@ -9,15 +9,19 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from phionyx_letta._canonical import JSON_ERRORS, encode
 from phionyx_letta.signing import UNSIGNED, Signs
 
-__all__ = ["Reviewers", "decide", "decision_in", "fault_in", "kept", "signed_text"]
+__all__ = ["FRESH", "Reviewers", "decide", "decision_in", "fault_in", "is_salted", "kept", "signed_text"]
 
+FRESH = timedelta(minutes=5)
+"""How old a decision may be when it is acted on, and how far two clocks may differ."""
 _PURPOSE = "phionyx-letta/living-memory-claim/v2"
+_WRITING = timedelta(minutes=1)
+"""How long the request that brought a decision may take until it writes."""
 _HASHES = ("patch", "expected", "wrote", "nonce")
 """What is signed as one hash: of the patch, of the text before and after, and what keeps them from being guessed."""
 _CONTENT, _SIGNATURE = "content", "signature"
@@ -26,8 +30,8 @@ _CONTENT, _SIGNATURE = "content", "signature"
 class Reviewers(Protocol):
     """Whose decisions count; see `memory.policy.Policy`."""
 
-    def signed_as(self, name: str, signed: str, signature: str) -> bool:
-        """Return whether a key of the reviewer of this name made the signature; never raise."""
+    def signed_as(self, name: str, signed: str, signature: str, *, label: str | None = None) -> bool:
+        """Return whether a key of the reviewer of this name, and of blocks of this label, made the signature; never raise."""
         ...
 
 
@@ -57,16 +61,18 @@ def decide(
     return claim if signature == UNSIGNED else {**claim, _SIGNATURE: signature}
 
 
-def signed_text(claim: Mapping[str, Any]) -> str:
-    """Return what the reviewer signs of a decision, whole or as it is kept.
+def signed_text(claim: Mapping[str, Any], *, content: object = None) -> str:
+    """Return what the reviewer signs of a decision.
+
+    Args:
+        claim: it; a member `content` of its own never counts, or a signature would be good for any text.
+        content: the hash over its hashes, where a salted ledger keeps that in their place.
 
     Raises:
         TypeError, ValueError, RecursionError, OverflowError: it is not JSON.
     """
-    clear = {name: value for name, value in claim.items() if name not in (*_HASHES, _SIGNATURE)}
-    if _CONTENT not in clear:
-        clear[_CONTENT] = _digest({name: claim.get(name) for name in _HASHES})
-    return _digest(clear)
+    clear = {name: value for name, value in claim.items() if name not in (*_HASHES, _SIGNATURE, _CONTENT)}
+    return _digest({**clear, _CONTENT: _content(claim) if content is None else content})
 
 
 def kept(claim: Mapping[str, Any], *, salted: bool) -> dict[str, Any]:
@@ -74,7 +80,7 @@ def kept(claim: Mapping[str, Any], *, salted: bool) -> dict[str, Any]:
     dropped = _HASHES if salted else ("expected", "wrote")
     found = {name: value for name, value in claim.items() if name not in dropped}
     if salted and _SIGNATURE in claim:
-        found[_CONTENT] = _digest({name: claim.get(name) for name in _HASHES})
+        found[_CONTENT] = _content(claim)
     return found
 
 
@@ -85,6 +91,11 @@ def decision_in(envelope: object) -> dict[str, Any] | None:
     except (KeyError, TypeError, IndexError):
         return None
     return said if isinstance(said, dict) and ("reviewer" in said or "patch_id" in said) else None
+
+
+def is_salted(envelope: Mapping[str, Any]) -> bool:
+    """Whether its hashes are salted: then nobody without the salt can check which text a decision is about."""
+    return bool(envelope["mutation"]["diff"].get("commitment", "sha256") != "sha256")
 
 
 def fault_in(envelope: Mapping[str, Any], said: Mapping[str, Any], reviewers: Reviewers) -> str | None:
@@ -101,17 +112,39 @@ def fault_in(envelope: Mapping[str, Any], said: Mapping[str, Any], reviewers: Re
         return "a change by a patch that no reviewer has signed"
     if said.get("block_id") != mutation["block_id"]:
         return "the reviewer decided about another block"
-    claim = dict(said)
-    if mutation["diff"].get("commitment", "sha256") == "sha256":
-        claim = {name: value for name, value in said.items() if name != _CONTENT}
-        claim |= {"expected": mutation["diff"]["before_hash"], "wrote": mutation["diff"]["after_hash"]}
+    salted = is_salted(envelope)
+    if salted and not _names_salt(envelope["subject"]):
+        return "its hashes are called salted, and no salt is named: nobody can say what the reviewer decided about"
+    if not _in_time(said.get("at"), envelope["subject"]["timestamp_utc"]):
+        return f"the reviewer did not decide within {FRESH // timedelta(minutes=1)} minutes of this change"
+    claim = {**said, "expected": mutation["diff"]["before_hash"], "wrote": mutation["diff"]["after_hash"]}
     try:
-        signed = signed_text(claim)
+        signed = signed_text(claim, content=said.get(_CONTENT) if salted else None)
     except JSON_ERRORS:
         return "what the reviewer signed is not JSON"
     if not reviewers.signed_as(name, signed, signature):
         return "no key of the reviewer it names has signed this change"
+    block = not mutation["block_id"].startswith("file:")  # memory files are every reviewer's
+    if block and not reviewers.signed_as(name, signed, signature, label=mutation["block_label"]):
+        return "what was changed is not one of that reviewer's blocks"
     return None
+
+
+def _names_salt(subject: Mapping[str, Any]) -> bool:
+    letta = subject["metadata"].get("letta")
+    return isinstance(letta, dict) and isinstance(letta.get("salt"), str)
+
+
+def _in_time(decided: object, changed: str) -> bool:
+    try:
+        apart = datetime.fromisoformat(changed) - datetime.fromisoformat(str(decided))
+    except (TypeError, ValueError):  # no time, or one without a zone
+        return False
+    return abs(apart) <= FRESH + _WRITING
+
+
+def _content(claim: Mapping[str, Any]) -> str:
+    return _digest({name: claim.get(name) for name in _HASHES})
 
 
 def _digest(value: Mapping[str, Any]) -> str:

@@ -17,8 +17,10 @@ from typing import Any
 from phionyx_letta._align import common_length
 from phionyx_letta.errors import InvalidMutation
 
-__all__ = ["MemoryDiff", "compute_memory_diff", "content_hash", "preload"]
+__all__ = ["COMMITMENTS", "MemoryDiff", "compute_memory_diff", "content_hash", "preload"]
 
+COMMITMENTS = ("sha256", "hmac-sha256")
+"""How `before_hash` and `after_hash` commit to the texts: bare, or keyed with a salt."""
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _COUNTS = ("before_size_bytes", "after_size_bytes", "added_chars", "removed_chars", "unchanged_chars")
 _MIN_SALT_BYTES = 16  # 128 bits: below that a salt is itself guessable
@@ -59,7 +61,11 @@ class MemoryDiff:
             count = getattr(self, name)
             if type(count) is not int or count < 0:
                 raise InvalidMutation(f"diff.{name} is not an integer of at least 0", "use compute_memory_diff()")
-        for name, kinds in (("diff_text", (str, type(None))), ("counts_method", (str,)), ("commitment", (str,))):
+        if self.commitment not in COMMITMENTS:
+            raise InvalidMutation(
+                f"diff.commitment is not one of {', '.join(COMMITMENTS)}", "use compute_memory_diff()"
+            )
+        for name, kinds in (("diff_text", (str, type(None))), ("counts_method", (str,))):
             if not isinstance(getattr(self, name), kinds):
                 raise InvalidMutation(f"diff.{name} is not text", "use compute_memory_diff()")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from block_rig import BlockRig
 from outbox_rig import verifier_of
 
 from phionyx_letta import Ed25519Signer, FilesystemEnvelopeStore, MemoryMutationContext, compute_memory_diff
-from phionyx_letta.decisions import decision_in, kept
+from phionyx_letta.decisions import decide, decision_in, kept, signed_text
 from phionyx_letta.diff import content_hash
 from phionyx_letta.errors import UntrustedPatch
 from phionyx_letta.ledger.audit import AuditReport, verify_envelope, verify_lines, verify_store
@@ -58,7 +59,9 @@ def verified(rig: BlockRig, reviewers: Policy | None) -> AuditReport:
     return verify_ledger(rig.ledger, verifier=verifier_of(rig.key), reviewers=reviewers)
 
 
-def forged(rig: BlockRig, said: dict[str, Any], before: str, after: str, block: str = "block-1") -> None:
+def forged(
+    rig: BlockRig, said: dict[str, Any], before: str, after: str, block: str = "block-1", commitment: str = "sha256"
+) -> None:
     """What somebody with the server's key and its database can seal."""
     context = MemoryMutationContext(
         trace_id="agent-a",
@@ -70,6 +73,7 @@ def forged(rig: BlockRig, said: dict[str, Any], before: str, after: str, block: 
         diff=compute_memory_diff(before, after),
         metadata={"living_memory": said},
     )
+    object.__setattr__(context.diff, "commitment", commitment)  # which `MemoryDiff` refuses
     rig.ledger.emit(context, signer=rig.key.signer)
 
 
@@ -82,7 +86,12 @@ class TestADecision:
             rig.create("block-1", "name: Ann", "agent-a")
             claim = decided(rig, policy, "name: Ann", "name: Ann\nuv")
         report = verified(rig, policy)
-        assert (report.verdict, report.dimensions["reviewers"], report.findings) == ("valid", "ok", [])
+        assert report.verdict == "valid"
+        if commitments == "salted":  # who decided, about which block and patch, and when; not about which text
+            assert (report.dimensions["reviewers"], report.findings_total) == ("not_measured", 1)
+            assert "1 decision" in report.findings[0].message
+        else:
+            assert (report.dimensions["reviewers"], report.findings) == ("ok", [])
         assert verified(rig, None).dimensions["reviewers"] == "not_measured"
         assert verified(rig, None).verdict == "valid"
         [envelope] = [one for one in rig.envelopes() if decision_in(one)]
@@ -108,7 +117,7 @@ class TestADecision:
         assert report.findings[0].block_id == "block-1"
         # a reviewer who has left, or has another key now: the policy of that time counts too
         policies = Policy((*a_policy(tmp_path / "other.toml", ada=BOB).reviewers, *policy.reviewers))
-        assert verified(rig, policies).dimensions["reviewers"] == "ok"
+        assert verified(rig, policies).dimensions["reviewers"] == ("ok" if commitments == "plain" else "not_measured")
 
 
 class TestWhoHasTheServersKey:
@@ -149,6 +158,36 @@ class TestWhoHasTheServersKey:
             report = verified(rig, policy)
             wrong = [one for one in report.findings if one.dimension == "reviewers"]
             assert len(wrong) == number + 1, (number, wrong)
+
+    @pytest.mark.parametrize("word", ["hmac-sha256", "x", "", "sha256 "])
+    def test_cannot_put_another_text_under_it_by_calling_the_hashes_salted(
+        self, rig: BlockRig, policy: Policy, word: str
+    ) -> None:
+        claim, _ = read_claim(make_claim(CAUSE, "block-1", content_hash("a"), content_hash("b"), ADA), None, policy)
+        forged(rig, kept(claim, salted=True), "a", "evil", commitment=word)
+        report = verified(rig, policy)
+        assert report.verdict == "failed"
+        wrong = "no salt is named" if word == "hmac-sha256" else "malformed envelope: mutation.diff.commitment"
+        assert any(wrong in one.message for one in report.findings), report.findings
+
+    def test_cannot_use_it_for_a_block_that_is_not_his(self, rig: BlockRig, tmp_path: Path) -> None:
+        policy = a_policy(tmp_path / "who.toml", ada=ADA)
+        one = policy.reviewers[0]
+        claim, _ = read_claim(make_claim(CAUSE, "block-1", content_hash("a"), content_hash("b"), ADA), None, policy)
+        forged(rig, kept(claim, salted=False), "a", "b")
+        his = Policy((replace(one, blocks=("hum*",)),))
+        assert verified(rig, his).dimensions["reviewers"] == "ok"
+        self._fails(rig, Policy((replace(one, blocks=("project*",)),)), "is not one of that reviewer's blocks")
+
+    @pytest.mark.parametrize(
+        "at", ["2020-01-01T00:00:00+00:00", "2096-01-01T00:00:00+00:00", "2026-01-01T00:00:00", "x", None]
+    )
+    def test_cannot_use_one_of_another_time(self, rig: BlockRig, policy: Policy, at: str | None) -> None:
+        decided = decide(CAUSE, "block-1", content_hash("a"), content_hash("b"), ADA, ADA.key_id)
+        claim = {**decided, "at": at}
+        claim["signature"] = ADA.sign(signed_text(claim))
+        forged(rig, kept(claim, salted=False), "a", "b")
+        self._fails(rig, policy, "minutes of")
 
     def test_cannot_use_one_decision_twice(self, rig: BlockRig, policy: Policy) -> None:
         claim, _ = read_claim(make_claim(CAUSE, "block-1", content_hash("a"), content_hash("b"), ADA), None, policy)
@@ -207,3 +246,21 @@ def test_a_claim_in_any_other_form_than_the_canonical_one_is_refused(policy: Pol
     for changed in (_unpacked(text).replace(",", ", "), _unpacked(text)[:-1] + ',"signature":"x"}'):
         with pytest.raises(UntrustedPatch, match="malformed"):
             read_claim(f"{_packed(changed)}.{signature}", None, policy)
+
+
+@pytest.mark.parametrize("more", ["content", "signature", "x"])
+def test_a_claim_has_the_known_members_only(policy: Policy, more: str) -> None:
+    """With the hash of what was signed beside it (anybody computes it from an envelope) its hashes would not count any more."""
+    from phionyx_letta._canonical import encode
+    from phionyx_letta.decisions import _HASHES, _digest
+    from phionyx_letta.memory.claims import _packed, _unpacked
+
+    text, _, signature = make_claim(CAUSE, "block-1", content_hash("a"), content_hash("b"), ADA).partition(".")
+    claim = json.loads(_unpacked(text))
+    content = _digest({name: claim.get(name) for name in _HASHES})
+    forged = {**claim, "expected": content_hash("b"), "wrote": content_hash("evil"), more: content}
+    with pytest.raises(UntrustedPatch, match="malformed"):
+        read_claim(f"{_packed(encode(forged))}.{signature}", None, policy)
+    without = {name: value for name, value in forged.items() if name != more}
+    with pytest.raises(UntrustedPatch, match="no reviewer of this server has signed"):
+        read_claim(f"{_packed(encode(without))}.{signature}", None, policy)

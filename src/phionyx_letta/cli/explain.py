@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phionyx_letta.cli.failures import FAILED, CommandError
-from phionyx_letta.cli.options import Json, Ledger
+from phionyx_letta.cli.keys import known_reviewers
+from phionyx_letta.cli.options import Json, Ledger, Policies
 from phionyx_letta.cli.output import answer, safe, short
-from phionyx_letta.cli.show import parent_of, patch_of, reviewed, why_of
+from phionyx_letta.cli.show import DECIDED, parent_of, patch_of, reviewed, why_of
 from phionyx_letta.cli.sources import Entry, Source, SqlSource, open_source
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from phionyx_letta.ledger.blame import Blame
+    from phionyx_letta.ledger.decision_audit import DecisionAudit
     from phionyx_letta.plugin.block_texts import KnownTexts
 
 __all__ = ["explain"]
@@ -24,16 +26,19 @@ __all__ = ["explain"]
 
 def explain(
     block: Annotated[str, typer.Argument(metavar="BLOCK", help="A block's id, or AGENT/LABEL.")],
+    reviewers: Policies = None,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> int:
     """Explain a block's text: for each line which change brought it, who made it, when and why.
 
     Where the content of changes was not kept, what is known is said: the changes one of which brought the line. Nothing is checked
-    but that texts have the recorded hashes: `verify` checks the rest.
+    but that texts have the recorded hashes and, with the reviewers' keys, who decided: `verify` checks the rest.
     """
     from phionyx_letta.ledger.blame import blame
+    from phionyx_letta.ledger.decision_audit import DecisionAudit
 
+    decisions = DecisionAudit(known_reviewers(reviewers))
     with open_source(ledger) as source:
         block_id, entries = _history(source, block)
         known = _known(source, block_id)
@@ -48,11 +53,11 @@ def explain(
         "label": known.label or str(entries[-1].part("mutation").get("block_label")),
         "agents": known.agents,
         "lines": _lines(found, entries),
-        "changes": [_change(entry, known) for entry in entries],
+        "changes": [_change(entry, known, decisions) for entry in entries],
         "notes": notes,
     }
     answer(result, as_json=as_json, show=lambda console: _page(console, result))
-    return 0
+    return FAILED if any(one["reviewer_signature"] == "failed" for one in result["changes"]) else 0
 
 
 def _history(source: Source, named: str) -> tuple[str, list[Entry]]:
@@ -126,10 +131,11 @@ def _lines(found: Blame, entries: Sequence[Entry]) -> list[dict[str, Any]] | Non
     ]
 
 
-def _change(entry: Entry, known: KnownTexts) -> dict[str, Any]:
+def _change(entry: Entry, known: KnownTexts, decisions: DecisionAudit) -> dict[str, Any]:
     """Who, when and why, of one change."""
     subject, mutation, diff = entry.part("subject"), entry.part("mutation"), entry.diff
     behind = reviewed(subject)
+    status, message = decisions.feed(entry.envelope)
     return {
         "hash": entry.hash,
         "trace_id": entry.trace_id,
@@ -140,6 +146,8 @@ def _change(entry: Entry, known: KnownTexts) -> dict[str, Any]:
         "who": _who(entry),
         "why": why_of(entry.letta) or None,
         "patch": behind or None,
+        "reviewer_signature": status,
+        "signature_note": message or (DECIDED[status] if status else ""),
         "rationale": known.rationales.get(str(behind.get("patch_id"))),
         "caused_by": parent_of(subject) or None,
         "forgotten_for": mutation.get("forgetting_reason"),
@@ -171,7 +179,8 @@ def _page(console: Console, result: dict[str, Any]) -> None:
         mark = Text(_origin(line).ljust(10), "green" if line["certain"] and line["changes"] else "yellow")
         newest = changes[line["changes"][-1]] if line["changes"] and line["certain"] else {}
         mark.append(f"{str(newest.get('at') or '')[:16].replace('T', ' '):<17}", "dim")
-        mark.append(f"{safe(newest.get('who') or '')[:18]:<19}", "dim")
+        unsure = "?" if newest.get("reviewer_signature") not in (None, "ok") else ""
+        mark.append(f"{safe(newest.get('who') or '')[:17] + unsure:<19}", "dim")
         console.print(mark.append(f"{line['number']:>3}  {safe(line['text'])}", "default"), soft_wrap=True)
     for note in result["notes"]:
         console.print(safe(note), style="yellow", soft_wrap=True)
@@ -191,11 +200,19 @@ def _told(one: dict[str, Any]) -> Any:
     from rich.text import Text
 
     text = Text("\n" + short(one["hash"]), "bold")
-    text.append(f"  {safe(one['kind'])} by {safe(one['who'])}, {safe(str(one['at'])[:19].replace('T', ' '))} UTC")
+    unchecked = one["reviewer_signature"] not in (None, "ok")
+    by = f"which says {one['who']} decided" if unchecked else f"by {one['who']}"
+    text.append(f"  {safe(one['kind'])} {safe(by)}, {safe(str(one['at'])[:19].replace('T', ' '))} UTC")
     counted = f"{one['added_chars']} characters added, {one['removed_chars']} removed"
     patch = patch_of({"metadata": {"living_memory": one["patch"]}}) if one["patch"] else None
     reasons = (one["event"], one["why"], one["forgotten_for"], one["caused_by"] and f"caused by {one['caused_by']}")
-    for said in (", ".join(str(part) for part in reasons if part), patch, one["rationale"], counted):
+    for said in (
+        ", ".join(str(part) for part in reasons if part),
+        patch,
+        one["signature_note"],
+        one["rationale"],
+        counted,
+    ):
         if said:
             text.append(f"\n  {safe(said)}", "dim")
     return text

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["diff_text", "one_entry", "parent_of", "patch_of", "reviewed", "show", "why_of"]
+__all__ = ["DECIDED", "diff_text", "one_entry", "parent_of", "patch_of", "reviewed", "show", "why_of"]
 
 _DIGEST = re.compile(r"(?:envelope://)?(?:sha256:)?([0-9a-f]{4,64})")
-_DECIDED = {
+DECIDED = {
     "ok": "signed by the reviewer's key",
     "failed": "",
     "not_measured": "the reviewer's signature was not checked: give --reviewers",
@@ -61,10 +61,10 @@ def show(
             "seq": entry.seq,
             "envelope": entry.envelope,
         }
-    status, fault = DecisionAudit(policy).feed(shown["envelope"])
+    status, message = DecisionAudit(policy).feed(shown["envelope"])
     shown["reviewer_signature"] = status
     shown["caused"] = [_in_short(one) for one in caused]
-    signed = [] if status is None else [("decided", fault or _DECIDED[status])]
+    signed = [] if status is None else [("decided", message or DECIDED[status])]
     answer(shown, as_json=as_json, show=lambda console: _pages(console, entry, ref, shown["caused"], signed))
     return 0 if status != "failed" else FAILED
 

@@ -65,7 +65,7 @@ _MEANING = {
     "reviewers": {
         "ok": "each change by a patch is signed by the reviewer it names",
         "failed": "a change by a patch is not what a reviewer signed",
-        "not_measured": "give --reviewers to check who decided",
+        "not_measured": "not all of it was checked: give --reviewers, or the hashes are salted",
     },
     "live": {
         "ok": "the blocks in Letta's tables hold what was recorded",

@@ -539,6 +539,7 @@ RULES: dict[str, Callable[[Any], bool]] = {
     "truth": lambda value: value is None or isinstance(value, bool),
     "true": lambda value: value is True,
     "hash": matches("sha256:[0-9a-f]{64}"),
+    "commitment": matches("sha256|hmac-sha256"),
     "kind": matches("write|append|clear|delete|forget|consolidate"),
     "signature": matches("(?:unsigned|[a-z0-9-]+:[0-9a-f]+)?"),
 }
@@ -549,7 +550,7 @@ SHAPE = {
     "metadata:object ?trace_id:text ?key_id:text ?position:count ?organization_id:text",
     "mutation": "block_id:text block_label:text mutation_kind:kind diff:object forgetting_reason:text?",
     "mutation.diff": "before_hash:hash after_hash:hash before_size_bytes:count after_size_bytes:count added_chars:count "
-    "removed_chars:count unchanged_chars:count diff_text:text? ?counts_method:text ?commitment:text",
+    "removed_chars:count unchanged_chars:count diff_text:text? ?counts_method:text ?commitment:commitment",
     "memory_consolidation_audit": "block_ref:text from_episodic:texts to_semantic:texts consolidation_method:text "
     "decay_applied:truth",
     "integrity": "previous:hash current:hash signature:signature canonical_json:true",

@@ -17,7 +17,7 @@ from phionyx_letta._shape import find_fault, shown
 from phionyx_letta.decisions import Reviewers
 from phionyx_letta.envelope import envelope_hash
 from phionyx_letta.errors import PhionyxError
-from phionyx_letta.ledger.decision_audit import REVIEWERS, DecisionAudit
+from phionyx_letta.ledger.decision_audit import REVIEWERS, SALTED, DecisionAudit
 from phionyx_letta.ledger.store import EnvelopeStore
 from phionyx_letta.signing import Verifier, signature_algorithm
 from phionyx_letta.verification import DIMENSIONS, BlockHead, ChainVerifier, state_after
@@ -192,6 +192,9 @@ class Audit:
     def report(self) -> AuditReport:
         """Put everything together; nothing can be fed after it."""
         self._check_nonces()
+        if self._decisions.salted:
+            number = self._decisions.salted
+            self.note(REVIEWERS, f"{number} decision{'s are' if number > 1 else ' is'} {SALTED}")
         results = [(trace_id, chain.result()) for trace_id, chain in self._chains.items()]
         answers = [result["assurance"]["dimensions"] for _, result in results]
         dimensions = {name: _worst([answer[name] for answer in answers]) for name in DIMENSIONS}

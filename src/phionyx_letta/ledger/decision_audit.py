@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from phionyx_letta._shape import find_fault
-from phionyx_letta.decisions import Reviewers, decision_in, fault_in
+from phionyx_letta.decisions import Reviewers, decision_in, fault_in, is_salted
 
-__all__ = ["REVIEWERS", "DecisionAudit"]
+__all__ = ["REVIEWERS", "SALTED", "DecisionAudit"]
 
 REVIEWERS = "reviewers"
 """The dimension; there where an envelope names a patch or a reviewer."""
+SALTED = "signed by the reviewer it names; about which text cannot be checked, as the hashes are salted"
 OK, FAILED, NOT_MEASURED = "ok", "failed", "not_measured"
 
 
@@ -19,6 +20,8 @@ class DecisionAudit:
         """Take whose decisions count."""
         self._reviewers = reviewers
         self._signatures: set[str] = set()
+        self.salted = 0
+        """Decisions that are a reviewer's, about a text that its hash does not tell."""
 
     def feed(self, envelope: object) -> tuple[str | None, str]:
         """Return the status of the decision in an envelope, and what is wrong; no status where there is none."""
@@ -33,4 +36,9 @@ class DecisionAudit:
         if fault is None and said["signature"] in self._signatures:
             fault = "the reviewer's one decision stands behind another change too: it was sent again"
         self._signatures.add(str(said.get("signature")))
-        return (OK, "") if fault is None else (FAILED, fault)
+        if fault is not None:
+            return FAILED, fault
+        if not is_salted(envelope):
+            return OK, ""
+        self.salted += 1
+        return NOT_MEASURED, SALTED

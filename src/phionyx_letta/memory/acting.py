@@ -72,10 +72,10 @@ class Acting:
         require(found, act, statuses)
         return found
 
-    def may_decide(self, by: str | None) -> None:
-        """Refuse, under a policy, a key that is no reviewer's."""
+    def may_decide(self, patch: MemoryPatch, by: str | None) -> None:
+        """Refuse, under a policy, a key that is no reviewer's, or whose block the target is not."""
         if self._policy is not None:
-            check_decider(self._policy, self._signer, by)
+            check_decider(self._policy, self._signer, by, patch.file_path)
 
     def name(self, by: str | None) -> str:
         """Who decides, filtered like the reason: an address or a number does not enter what is never removed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from phionyx_letta.errors import PatchChanged, UntrustedPatch
+from phionyx_letta.memory.blocks import PREFIX, parse_block_name
 from phionyx_letta.memory.patches import MemoryPatch, content_digest
 from phionyx_letta.memory.policy import Policy
 from phionyx_letta.signing import Signer
@@ -64,11 +65,14 @@ def check_decided(patch: MemoryPatch, policy: Policy | None) -> None:
         raise UntrustedPatch(f"nobody has signed that patch {patch.patch_id} is {patch.status}", "reject it")
 
 
-def check_decider(policy: Policy, signer: Signer, by: str | None) -> None:
-    """Return if the key that signs is a reviewer's: his who is said to decide, where somebody is.
+def check_decider(policy: Policy, signer: Signer, by: str | None, target: str) -> None:
+    """Return if the key that signs is a reviewer's: his who is said to decide, where somebody is, and whose block the target is.
+
+    A block counts by the label it was proposed under; the server that is written to looks at the present one. Memory files are
+    every reviewer's.
 
     Raises:
-        UntrustedPatch: the key is no reviewer's, or another's than of whoever is said to decide.
+        UntrustedPatch: the key is no reviewer's, or another's than of whoever is said to decide, or the block is not his.
     """
     who = policy.holder(getattr(signer, "public_key_hex", None))
     if who is None:
@@ -79,4 +83,8 @@ def check_decider(policy: Policy, signer: Signer, by: str | None) -> None:
     if by not in (None, who.name):
         raise UntrustedPatch(
             f"the key that signs here is {who.name}'s, not {by}'s", f"leave out --by, or give {who.name}"
+        )
+    if target.startswith(PREFIX) and not who.may_write(label := parse_block_name(target).label):
+        raise UntrustedPatch(
+            f"{who.name} may not decide about blocks called {label}", "have a reviewer decide whose blocks they are"
         )

@@ -10,11 +10,11 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from phionyx_letta._canonical import JSON_ERRORS, encode
-from phionyx_letta.decisions import decide, signed_text
+from phionyx_letta.decisions import FRESH, decide, signed_text
 from phionyx_letta.errors import UntrustedPatch
 from phionyx_letta.memory.policy import Policy, Reviewer
 from phionyx_letta.signing import UNSIGNED, Signer, Verifier
@@ -24,10 +24,10 @@ __all__ = ["CLAIM_HEADER", "SERVER_HEADER", "make_claim", "read_claim"]
 CLAIM_HEADER = "X-Phionyx-Living-Memory"
 #: With which an armed server answers a request that carries it (or a claim).
 SERVER_HEADER = "X-Phionyx-Letta"
-#: How old a claim may be, and how far two clocks may differ.
-FRESH = timedelta(minutes=5)
 _MOST_BYTES = 16_000
-_REQUIRED = ("event", "patch_id", "reviewer", "block_id", "expected", "wrote", "at")
+_REQUIRED = ("event", "patch_id", "reviewer", "block_id", "expected", "wrote", "at", "nonce")
+_OPTIONAL = ("patch", "session", "proposer_model", "runs", "evidence_messages", "untrusted", "key_id")
+_KNOWN = {*_REQUIRED, *_OPTIONAL}
 
 
 def make_claim(cause: Mapping[str, Any], block_id: str, expected: str, wrote: str, signer: Signer) -> str:
@@ -70,7 +70,7 @@ def read_claim(
         if not isinstance(claim, dict) or not all(isinstance(claim.get(name), str) for name in _REQUIRED):
             raise ValueError
         at = datetime.fromisoformat(claim["at"])
-        if at.tzinfo is None or "signature" in claim or encode(claim) != plain:
+        if at.tzinfo is None or not set(claim) <= _KNOWN or encode(claim) != plain:
             raise ValueError  # in any other form the envelope could not be checked: it keeps the claim, not its text
         digest = signed_text(claim)
     except (*JSON_ERRORS, UnicodeDecodeError):

@@ -247,7 +247,7 @@ class LivingMemory:
         """
         with self._act.alone_with(patch):
             found = self._act.trusted(patch, "approve", ("pending",), content)
-            self._act.may_decide(by)
+            self._act.may_decide(found, by)
             return self._act.moved(found, "approved", by, reason)
 
     def reject(self, patch: MemoryPatch | str, reason: str = "", *, by: str | None = None) -> MemoryPatch:
@@ -301,7 +301,7 @@ class LivingMemory:
         """
         with self._act.alone_with(patch):
             found = self._act.trusted(patch, "apply", ("pending", "approved"), content)
-            self._act.may_decide(by)
+            self._act.may_decide(found, by)
             target = self.targets.resolve(found.file_path)
             current = target.read()
             change, envelope = announced(found), None
@@ -362,7 +362,7 @@ class LivingMemory:
         """
         with self._act.alone_with(patch_id):
             found = self._act.trusted(patch_id, "revert", ("applied",))
-            self._act.may_decide(by)
+            self._act.may_decide(found, by)
             target = self.targets.resolve(found.file_path)
             current = target.read()
             change = announced(found)

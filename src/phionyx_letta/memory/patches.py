@@ -235,14 +235,21 @@ def check_trust(patch: MemoryPatch, verifier: Verifier | None) -> None:
         raise UntrustedPatch(f"patch {patch.patch_id} has no history", "reject it and propose it again")
 
 
+_UNKNOWN_KEY = "is not signed by a trusted key"
+
+
 def _check_history(patch: MemoryPatch, verifier: Verifier | None) -> None:
     if HISTORY not in patch.metadata:
         return
     fault = _fault_in_history(patch, verifier)
     if fault:
-        raise UntrustedPatch(
-            f"the history of patch {patch.patch_id} does not verify: {fault}", "reject it and propose it again"
-        )
+        remedy = "reject it and propose it again"
+        if fault.endswith(_UNKNOWN_KEY):
+            remedy += (
+                "; or trust the key, if you know it: a reviewer's as PHIONYX_LETTA_REVIEWERS lists it, "
+                "the server's as PHIONYX_LETTA_VERIFY_KEY"
+            )
+        raise UntrustedPatch(f"the history of patch {patch.patch_id} does not verify: {fault}", remedy)
 
 
 def _fault_in_history(patch: MemoryPatch, verifier: Verifier | None) -> str | None:
@@ -268,7 +275,7 @@ def _fault_in_history(patch: MemoryPatch, verifier: Verifier | None) -> str | No
         if step["patch"] != digest:
             return f"step {number} is about other content"
         if verifier is not None and not verifier.verify(found, step["signature"]):
-            return f"step {number} is not signed by a trusted key"
+            return f"step {number} {_UNKNOWN_KEY}"
         previous, status = found, step["to"]
     return None if status == patch.status else f"it ends with {status!r}, the patch says {patch.status!r}"
 

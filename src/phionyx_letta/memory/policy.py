@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import tomllib
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -26,6 +28,7 @@ from phionyx_letta.signing import Ed25519Verifier, TrustedKeys, Verifier, load_v
 __all__ = ["Policy", "PolicyFile", "Reviewer"]
 
 _log = logging.getLogger(__name__)
+_HEX = re.compile("[0-9a-fA-F]{64}")
 _KNOWN = {"name", "key", "blocks"}
 _HOW = "docs/sessions.md shows one"
 
@@ -68,8 +71,16 @@ class Policy:
         if set(found) != {"reviewer"} or not isinstance(listed, list) or not listed:
             raise SettingsError(f"the approval policy {path} has to hold [[reviewer]] tables and nothing else", _HOW)
         reviewers = tuple(_reviewer(one, Path(path)) for one in listed)
-        if len({one.name for one in reviewers}) != len(reviewers):
-            raise SettingsError(f"the approval policy {path} names a reviewer twice", "give each a name of his own")
+        if len({_folded(one.name) for one in reviewers}) != len(reviewers):
+            raise SettingsError(
+                f"the approval policy {path} names a reviewer twice, in whatever spelling",
+                "give each a name of his own",
+            )
+        owners: dict[str, str] = {}
+        for one in reviewers:
+            if owners.setdefault(one.verifier.public_key_hex, one.name) != one.name:
+                shared = f"{owners[one.verifier.public_key_hex]} and {one.name} have one key"
+                raise SettingsError(f"in the approval policy {path} {shared}", "give each a key of his own")
         return cls(reviewers)
 
     @classmethod
@@ -85,9 +96,10 @@ class Policy:
         """Return whose key made this signature, or None."""
         return next((one for one in self.reviewers if one.verifier.verify(signed, signature)), None)
 
-    def signed_as(self, name: str, signed: str, signature: str) -> bool:
-        """Return whether a key of the reviewer of this name made the signature."""
-        return any(one.name == name and one.verifier.verify(signed, signature) for one in self.reviewers)
+    def signed_as(self, name: str, signed: str, signature: str, *, label: str | None = None) -> bool:
+        """Return whether a key of the reviewer of this name made the signature; with `label`, of one whose block that is."""
+        his = (one for one in self.reviewers if one.name == name and (label is None or one.may_write(label)))
+        return any(one.verifier.verify(signed, signature) for one in his)
 
     def holder(self, public_key_hex: str | None) -> Reviewer | None:
         """Return whose key this is, or None."""
@@ -139,6 +151,11 @@ def _mark(path: Path) -> tuple[int, ...] | None:
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
+def _folded(name: str) -> str:
+    """A name without what a reader overlooks: case, spaces, compatible forms of letters."""
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
 def _reviewer(given: Any, path: Path) -> Reviewer:
     from phionyx_letta.memory.pii import MemoryPIIFilter  # not before a server has a policy: it takes a moment
 
@@ -154,7 +171,7 @@ def _reviewer(given: Any, path: Path) -> Reviewer:
         )
     if not isinstance(blocks, list) or not all(isinstance(one, str) for one in blocks):
         raise SettingsError(f"blocks of {name} in {path} have to be a list of labels", _HOW)
-    source = next((one for one in (path.parent / key, Path(key)) if one.is_file()), None)
+    source = None if _HEX.fullmatch(key.strip()) else path.parent / key  # no file takes the place of a key
     try:
         verifier = load_verifier(source or key)
     except PhionyxError as error:

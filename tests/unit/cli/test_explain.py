@@ -13,7 +13,8 @@ from cli_helpers import AGENT, HUMAN, Key, change, error_of, run, run_json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phionyx_letta import FilesystemEnvelopeStore, MemoryMutationContext, compute_memory_diff
+from phionyx_letta import Ed25519Signer, FilesystemEnvelopeStore, MemoryMutationContext, compute_memory_diff
+from phionyx_letta.decisions import decide, kept
 from phionyx_letta.diff import content_hash
 from phionyx_letta.ledger.blame import blame
 from phionyx_letta.ledger.sql import SqlLedger
@@ -89,6 +90,28 @@ def test_the_page_shows_the_lines_with_hash_and_name_and_nothing_to_command_the_
     assert "session session-1" in shown
     assert "unrecorded" in shown
     assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("who", "status", "said"),
+    [(None, "not_measured", "give --reviewers"), ("ada", "ok", ""), ("bob", "failed", "no key of the reviewer")],
+)
+def test_the_name_of_a_reviewer_is_checked_or_called_unchecked(
+    tmp_path: Path, key: Key, monkeypatch: pytest.MonkeyPatch, who: str | None, status: str, said: str
+) -> None:
+    ada, bob = Ed25519Signer("11" * 32), Ed25519Signer("22" * 32)
+    policy = tmp_path / "who.toml"
+    policy.write_text(f'[[reviewer]]\nname = "ada"\nkey = "{(ada if who == "ada" else bob).public_key_hex}"\n')
+    decision = decide(PATCH, BLOCK, content_hash(TEXTS[2]), content_hash(TEXTS[3]), ada, ada.key_id)
+    monkeypatch.setitem(globals(), "PATCH", kept(decision, salted=False))
+    given = ["explain", BLOCK, "--ledger", ledger_of(tmp_path / "l.db", key, kept=True)]
+    given += ["--reviewers", policy] if who else []
+    answer = run_json(*given, code=1 if status == "failed" else 0)
+    assert [one["reviewer_signature"] for one in answer["changes"]] == [None, None, status, None]
+    page = " ".join(run(*given).stdout.split())
+    assert said in page
+    assert ("by ada," in page) == (status == "ok")
+    assert ("says ada" in page) == (status != "ok")
 
 
 def test_without_content_what_is_known_is_said(tmp_path: Path, key: Key) -> None:

@@ -161,3 +161,16 @@ class TestUnderAPolicy:
         server = reviewed_by(SERVER, folder, policy=policy)
         new = server.edit(proposed(folder), "# Notes\n\nmine\n")
         assert server.reject(new).status == "rejected"
+
+
+def test_a_reviewer_decides_about_his_blocks_only(folder: Path, policy: Policy) -> None:
+    """Refused at the terminal, before anything is signed; memory files are every reviewer's."""
+    bob = Policy((dataclasses.replace(policy.reviewers[1], blocks=("project*",)),))
+    living = reviewed_by(BOB, folder, policy=bob)
+    patch = MemoryPatch("letta:agent-1/block-1/human", "a", "b", "", "why")
+    living.store.save(transition(patch, "pending", by="x", signer=SERVER) or patch)
+    for act in (living.approve, living.apply):
+        with pytest.raises(UntrustedPatch, match="bob may not decide about blocks called human"):
+            act(patch.patch_id)
+    assert [step["to"] for step in living.review(patch.patch_id)["history"]] == ["pending"]
+    assert living.approve(proposed(folder)).status == "approved"

@@ -138,6 +138,43 @@ class TestAPolicy:
         with pytest.raises(SettingsError, match="cannot be read"):
             Policy.load(str(tmp_path / "none.toml"))
 
+    @pytest.mark.parametrize("other", ["Ada", "ada ", "\uff41da", " ADA"])
+    def test_names_nobody_like_another(self, other: str, tmp_path: Path) -> None:
+        path = tmp_path / "reviewers.toml"
+        keys = zip(("ada", other), (SIGNER, STRANGER), strict=True)
+        path.write_text("".join(f'[[reviewer]]\nname = "{n}"\nkey = "{k.public_key_hex}"\n' for n, k in keys))
+        with pytest.raises(SettingsError, match="twice"):
+            Policy.load(str(path))
+
+    def test_gives_one_key_to_one_reviewer(self, tmp_path: Path) -> None:
+        path = tmp_path / "reviewers.toml"
+        key = SIGNER.public_key_hex
+        path.write_text(f'[[reviewer]]\nname="ada"\nkey="{key}"\n[[reviewer]]\nname="bob"\nkey="{key.upper()}"\n')
+        with pytest.raises(SettingsError, match="ada and bob have one key"):
+            Policy.load(str(path))
+
+    @pytest.mark.parametrize("place", ["mine", "handed-over"])
+    def test_takes_64_digits_for_a_key_whatever_file_has_that_name(
+        self, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("mine", "handed-over"):
+            (tmp_path / name).mkdir()
+        path = tmp_path / "mine" / "reviewers.toml"
+        path.write_text(f'[[reviewer]]\nname = "ada"\nkey = "{SIGNER.public_key_hex}"\n')
+        (tmp_path / place / SIGNER.public_key_hex).write_text(STRANGER.public_key_hex + "\n")
+        monkeypatch.chdir(tmp_path / "handed-over")
+        [ada] = Policy.load(str(path)).reviewers
+        assert ada.verifier.public_key_hex == SIGNER.public_key_hex
+
+    def test_looks_for_a_keys_file_beside_itself_only(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "mine").mkdir()
+        path = tmp_path / "mine" / "reviewers.toml"
+        path.write_text('[[reviewer]]\nname = "ada"\nkey = "ada.pub"\n')
+        (tmp_path / "ada.pub").write_text(STRANGER.public_key_hex + "\n")
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SettingsError, match="the key of ada"):
+            Policy.load(str(path))
+
 
 class TestALimit:
     def test_that_is_kept_is_nothing_to_say(self) -> None:

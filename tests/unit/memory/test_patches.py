@@ -83,8 +83,9 @@ class TestSignatures:
             check_trust(MemoryPatch.from_dict(data), KEY.verifier())
 
     def test_another_key_is_not_trusted(self):
-        with pytest.raises(UntrustedPatch, match="not signed by a trusted key"):
+        with pytest.raises(UntrustedPatch, match="not signed by a trusted key") as caught:
             check_trust(applied(OTHER), KEY.verifier())
+        assert "PHIONYX_LETTA_REVIEWERS" in caught.value.remedy
 
     def test_a_stripped_signature_is_not_trusted_where_a_key_is_configured(self):
         one = applied()
