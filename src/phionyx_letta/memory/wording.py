@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 
+from phionyx_letta.invisible import INVISIBLE
 from phionyx_letta.memory.evidence import fold
 
 # Letters of Cyrillic and Greek that look like Latin ones, and what they look like (Unicode TR 39, the common part).
@@ -14,9 +15,13 @@ _LOOKALIKES = str.maketrans(
     "aeopcyxijsdhqwbkmhtABEZHIKMNOPTYXaovpikABEKMHOPCTYXIJSig",
 )
 _MIXED_WORD = re.compile(r"[A-Za-z][\u0370-\u03ff\u0400-\u052f]|[\u0370-\u03ff\u0400-\u052f][A-Za-z]")
+# What no text needs: all that is invisible, but joiners between letters of scripts that have them, and the selector that makes an
+# emoji of a symbol.
 _HIDDEN = re.compile(
-    "[\u00ad\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+    "(?![\u200c\u200d\ufe0e\ufe0f])[" + INVISIBLE + "]"
     "|(?<=[A-Za-z0-9])[\u200c\u200d]|[\u200c\u200d](?=[A-Za-z0-9])"
+    "|(?<![\u00a9\u00ae\u203c\u2049\u2122\u2139\u2190-\u27bf\u2900-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff])"
+    "[\ufe0e\ufe0f](?!\u20e3)"
 )
 
 # Talk of hijacking, wherever it stands: in the text, the rationale or the words quoted.
