@@ -24,6 +24,8 @@ _HIDDEN = re.compile(
     "[\ufe0e\ufe0f](?!\u20e3)"
 )
 
+_INVISIBLE = re.compile(f"[{INVISIBLE}]")
+
 # Talk of hijacking, wherever it stands: in the text, the rationale or the words quoted.
 _HIJACK = re.compile(
     "|".join(
@@ -104,6 +106,11 @@ def addresses(text: str) -> list[str]:
     return [found[0].rstrip(".,;:!?") for found in _ADDRESS.finditer(text)]
 
 
+def in_latin(text: str) -> str:
+    """Return a text with the letters that look like Latin ones put into Latin, and without what is invisible."""
+    return _INVISIBLE.sub("", text).translate(_LOOKALIKES)
+
+
 def doubt_about(content: str, names: Sequence[str], around: Sequence[str]) -> str | None:
     """Return why a text does not read like a plain fact, or None.
 
@@ -132,12 +139,12 @@ def doubt_about(content: str, names: Sequence[str], around: Sequence[str]) -> st
 
 def _plain(text: str) -> Iterator[str]:
     """Yield `text` folded line by line, as it is and with look-alike letters put into Latin."""
-    for form in dict.fromkeys((text, unicodedata.normalize("NFKC", text).translate(_LOOKALIKES))):
+    for form in dict.fromkeys((text, in_latin(unicodedata.normalize("NFKC", text)))):
         yield "\n".join(fold(line) for line in form.splitlines())
 
 
 def _mixes_alphabets(text: str) -> bool:
-    return any(found[0].translate(_LOOKALIKES) != found[0] for found in _MIXED_WORD.finditer(text))
+    return any(in_latin(found[0]) != found[0] for found in _MIXED_WORD.finditer(text))
 
 
 def _control(text: str) -> bool:
