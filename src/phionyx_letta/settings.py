@@ -6,6 +6,7 @@ pydantic; the names are the same.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -153,7 +154,7 @@ class Settings(BaseSettings):
     propose_only: str = Field(
         default="",
         description="Whose memory tools queue patches instead of writing: ids of agents or blocks, labels, tag:NAME or *, "
-        "separated by spaces.",
+        "separated by spaces; one with spaces in quotes.",
     )
 
     trusted_keys: str = Field(
@@ -199,6 +200,19 @@ class Settings(BaseSettings):
     def _categories_and_labels(cls, value: str) -> str:
         if any(not all(pair.partition("=")[::2]) for pair in value.split()):
             raise ValueError("give category=label, separated by spaces, for example user=human project=project")
+        return value
+
+    @field_validator("propose_only")
+    @classmethod
+    def _names(cls, value: str) -> str:
+        try:
+            names = shlex.split(value)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}: quote a name with spaces, and one with an apostrophe in double quotes"
+            ) from None
+        if any(name != name.strip(",") or name in ("", "tag:") for name in names):
+            raise ValueError('separate names by spaces, and quote one with spaces: "tag:asks first" policy')
         return value
 
     @field_validator("log_origin")

@@ -141,6 +141,21 @@ def test_a_block_alone_can_be_meant_and_other_agents_write_as_ever(rig: Rig) -> 
     assert rig.value(agent, "notes") == "mine"
 
 
+def test_a_named_label_cannot_be_taken_by_a_block_of_another_name(rig: Rig) -> None:
+    agent = rig.agent(tools=["memory"])
+    made = {"command": "create", "path": "/memories/draft", "description": "d", "file_text": "mine"}
+    assert "only after a person approved it" not in told(rig, agent, "memory", made)
+    for path in ("/memories/notes", "/memories/Notes", "/memories/n\u043etes"):
+        for name in ("draft", "human"):  # one that came since the agent was looked up, and one that was known
+            renamed = {"command": "rename", "old_path": f"/memories/{name}", "new_path": path}
+            assert "only after a person approved it" in told(rig, agent, "memory", renamed), (name, path)
+        assert "only after a person approved it" in told(rig, agent, "memory", {**made, "path": path}), path
+    labels = sorted(one["label"] for one in rig.rest.get(f"/v1/agents/{agent}/core-memory/blocks").json())
+    assert labels == ["draft", "human", "persona"]
+    told(rig, agent, "memory", {"command": "rename", "old_path": "/memories/draft", "new_path": "/memories/plan"})
+    assert rig.value(agent, "plan") == "mine"
+
+
 def test_a_sandboxed_tool_that_changes_the_agents_state_proposes_too(rig: Rig, asking: str) -> None:
     agent = rig.agent(tags=[TAG], tool_ids=[asking])
     assert "Nothing was written" in told(rig, agent, "overwrite_memory", {"text": "owned"})

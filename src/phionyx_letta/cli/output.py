@@ -6,11 +6,13 @@ Everything that comes out of a ledger is shown through `safe`: whoever wrote it 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from phionyx_letta.errors import said
+from phionyx_letta.invisible import INVISIBLE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +29,7 @@ STYLES = {
     "failed": "bold red",
 }
 WORDS = {"not_measured": "not measured"}
+_INVISIBLE = re.compile(f"[{INVISIBLE}]")
 
 
 def stdout() -> Console:
@@ -71,15 +74,17 @@ def complain(message: str, remedy: str, *, as_json: bool) -> None:
 
 
 def safe(text: object, *, lines: bool = False) -> str:
-    """The text with everything but printable characters made visible.
+    """The text with everything but printable characters, and what is printed blank, made visible.
 
     ``lines`` keeps line breaks and tabs: for texts of our own only, since a value with a line break could forge a line.
     """
     kept = "\n\t" if lines else ""
-    return "".join(
-        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode("ascii")
-        for char in str(text)
-    )
+    shown = _INVISIBLE.sub(lambda found: _escaped(found[0]), str(text))
+    return "".join(char if char.isprintable() or char in kept else _escaped(char) for char in shown)
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
 
 
 def short(digest: str, digits: int = 8) -> str:

@@ -8,10 +8,12 @@ escaped so that the model sees them. What the model makes of the data is checked
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from phionyx_letta.invisible import INVISIBLE
 from phionyx_letta.memory.transcript import Message
 
 #: Most characters of transcript in one prompt (about 12 000 tokens of English).
@@ -20,6 +22,8 @@ PART_CHARS = 48_000
 FILE_CHARS = 24_000
 #: Most characters of all files together in a prompt.
 FILES_CHARS = 96_000
+
+_INVISIBLE = re.compile(f"[{INVISIBLE}]")
 
 _INSTRUCTIONS = """\
 You maintain the long-term memory of an assistant. Read the finished session below and propose the durable facts that \
@@ -120,7 +124,7 @@ def _enclose(instructions: str, data: str) -> str:
 
 
 def _encode(value: Mapping[str, object]) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = _INVISIBLE.sub(lambda found: json.dumps(found[0])[1:-1], json.dumps(value, ensure_ascii=False))
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)

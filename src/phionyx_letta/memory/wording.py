@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 
+from phionyx_letta.invisible import INVISIBLE
 from phionyx_letta.memory.evidence import fold
 
 # Letters of Cyrillic and Greek that look like Latin ones, and what they look like (Unicode TR 39, the common part).
@@ -14,10 +15,16 @@ _LOOKALIKES = str.maketrans(
     "aeopcyxijsdhqwbkmhtABEZHIKMNOPTYXaovpikABEKMHOPCTYXIJSig",
 )
 _MIXED_WORD = re.compile(r"[A-Za-z][\u0370-\u03ff\u0400-\u052f]|[\u0370-\u03ff\u0400-\u052f][A-Za-z]")
+# What no text needs: all that is invisible, but joiners between letters of scripts that have them, and the selector that makes an
+# emoji of a symbol.
 _HIDDEN = re.compile(
-    "[\u00ad\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+    "(?![\u200c\u200d\ufe0e\ufe0f])[" + INVISIBLE + "]"
     "|(?<=[A-Za-z0-9])[\u200c\u200d]|[\u200c\u200d](?=[A-Za-z0-9])"
+    "|(?<![\u00a9\u00ae\u203c\u2049\u2122\u2139\u2190-\u27bf\u2900-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff])"
+    "[\ufe0e\ufe0f](?!\u20e3)"
 )
+
+_INVISIBLE = re.compile(f"[{INVISIBLE}]")
 
 # Talk of hijacking, wherever it stands: in the text, the rationale or the words quoted.
 _HIJACK = re.compile(
@@ -99,6 +106,11 @@ def addresses(text: str) -> list[str]:
     return [found[0].rstrip(".,;:!?") for found in _ADDRESS.finditer(text)]
 
 
+def in_latin(text: str) -> str:
+    """Return a text with the letters that look like Latin ones put into Latin, and without what is invisible."""
+    return _INVISIBLE.sub("", text).translate(_LOOKALIKES)
+
+
 def doubt_about(content: str, names: Sequence[str], around: Sequence[str]) -> str | None:
     """Return why a text does not read like a plain fact, or None.
 
@@ -127,12 +139,12 @@ def doubt_about(content: str, names: Sequence[str], around: Sequence[str]) -> st
 
 def _plain(text: str) -> Iterator[str]:
     """Yield `text` folded line by line, as it is and with look-alike letters put into Latin."""
-    for form in dict.fromkeys((text, unicodedata.normalize("NFKC", text).translate(_LOOKALIKES))):
+    for form in dict.fromkeys((text, in_latin(unicodedata.normalize("NFKC", text)))):
         yield "\n".join(fold(line) for line in form.splitlines())
 
 
 def _mixes_alphabets(text: str) -> bool:
-    return any(found[0].translate(_LOOKALIKES) != found[0] for found in _MIXED_WORD.finditer(text))
+    return any(in_latin(found[0]) != found[0] for found in _MIXED_WORD.finditer(text))
 
 
 def _control(text: str) -> bool:

@@ -7,13 +7,17 @@ and a conversation may have its own copy of a block.
 
 from __future__ import annotations
 
+import shlex
 import time
+import unicodedata
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, text
+
+from phionyx_letta.memory.wording import in_latin
 
 __all__ = ["Chosen", "Hold"]
 
@@ -26,6 +30,7 @@ class Hold:
     """What of one agent's memory is held."""
 
     chosen: frozenset[str]
+    """The names of the setting, as `alike` makes them."""
     everything: bool = False
     blocks: frozenset[str] = frozenset()
     """Held ones, by id."""
@@ -38,11 +43,19 @@ class Hold:
 
     def holds(self, block_id: str | None, label: str | None) -> bool:
         """Whether a write of this block has to wait; of a block that is not ``known`` only its id and label can tell."""
-        return self.everything or block_id in self.blocks or bool(self.chosen & {block_id, label})
+        return self.everything or block_id in self.blocks or bool(self.chosen & {alike(block_id), alike(label)})
 
     def unsure(self, block_id: str) -> bool:
         """Whether the block came to the agent after this was looked up."""
         return not self.everything and block_id not in self.known
+
+
+def alike(name: str | None) -> str | None:
+    """What is left of a name where case, spaces, look-alike letters and empty steps of a path (``./policy``) do not tell two apart."""
+    if name is None:
+        return None
+    plain = in_latin(unicodedata.normalize("NFKC", name)).casefold()
+    return "/".join(step for step in map(str.strip, plain.split("/")) if step not in ("", "."))
 
 
 class Chosen:
@@ -50,7 +63,7 @@ class Chosen:
 
     def __init__(self, named: str) -> None:
         """Take the setting's words."""
-        self._named = frozenset(named.split())
+        self._named = frozenset(filter(None, map(alike, shlex.split(named))))
         self._found: dict[str, tuple[float, Hold]] = {}
         self.session: Callable[[], AbstractAsyncContextManager[Any]] | None = None
         """Opens a session of Letta's."""
@@ -61,7 +74,7 @@ class Chosen:
         Raises:
             Exception: Letta's database does not answer, or whatever else its session raises.
         """
-        if agent_id is None or self._named & {"*", agent_id}:
+        if agent_id is None or self._named & {"*", alike(agent_id)}:
             return Hold(self._named, everything="*" in self._named or agent_id is not None)
         until, hold = self._found.get(agent_id, (0.0, None))
         if hold is not None and until > time.monotonic():
@@ -91,7 +104,7 @@ class Chosen:
             return list((await session.execute(_NAMES, _of(agent_id, block_id))).all())
 
     def _hold(self, rows: Sequence[Any]) -> Hold:
-        named = [row.block_id for row in rows if row.name in self._named]
+        named = [row.block_id for row in rows if alike(row.name) in self._named]
         known = frozenset(row.block_id for row in rows if row.block_id is not None)
         return Hold(self._named, None in named, frozenset(filter(None, named)), known)
 

@@ -142,9 +142,10 @@ class ProposeOnly:
         if tool is None:
             return await wrapped(*args, **kwargs)
         block = await instance.get_block_by_id_async(given["block_id"], given["actor"])
-        if block is None or not await self._held(tool, block.id, block.label):
-            return await wrapped(*args, **kwargs)
         wanted = given["block_update"].model_dump(exclude_unset=True, exclude_none=True)
+        renamed = tool.hold.holds(None, wanted.get("label"))  # else a block made under a free name becomes a held one
+        if block is None or not (renamed or await self._held(tool, block.id, block.label)):
+            return await wrapped(*args, **kwargs)
         others = sorted(
             name for name, value in wanted.items() if name != "value" and getattr(block, name, None) != value
         )
@@ -202,13 +203,12 @@ class ProposeOnly:
         if tool is None:
             return
         for one in changes:
-            columns = one.before or one.after
-            label = columns.label if columns is not None else None
-            held = tool.hold.holds(one.block_id, label)
+            labels = [columns.label for columns in (one.before, one.after) if columns is not None]
+            held = any(tool.hold.holds(one.block_id, label) for label in labels or [None])
             if not held and one.before is not None and tool.hold.unsure(one.block_id):
                 held = self._chosen.holds_in(connection, tool.agent_id, one.block_id)
             if held:
-                raise _refused(f"this write of {label}")
+                raise _refused(f"this write of {' as '.join(dict.fromkeys(labels))}")
 
     # -- whose, and what ------------------------------------------------------------------------------------------
 
