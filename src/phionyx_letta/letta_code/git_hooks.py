@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
 import subprocess
 from pathlib import Path
@@ -74,7 +75,7 @@ def put_git_hook(hooks: Path, script: bytes) -> None:
                 os.rename(hook, original)
         elif not _same(hook, original):
             return  # two originals: neither is lost, and `state` says that ours is missing
-    if not is_ours(hook) or hook.read_bytes() != script:
+    if not _holds(hook, script):
         write_whole(hook, script, 0o755)
 
 
@@ -99,20 +100,33 @@ def is_ours(path: Path) -> bool:
         return False
 
 
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        with open_regular(path) as file:
+            return file.read(len(data) + 1) == data
+    except OSError:
+        return False
+
+
 def write_whole(path: Path, data: bytes, mode: int) -> None:
     """All or nothing; a link at `path` is replaced, not followed.
 
     Raises:
         OSError: it cannot be written.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fchmod(descriptor, mode)
-        os.fsync(descriptor)
-    os.replace(temporary, path)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def _same(one: Path, other: Path) -> bool:

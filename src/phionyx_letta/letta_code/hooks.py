@@ -187,9 +187,9 @@ class Hooks:
         gate = shlex.quote(str(self._gate))
         script = _GIT_SCRIPT.format(mark=MARK, note=note, before=BEFORE, gate=gate).encode()
         for memory in memories:
-            hooks = hooks_folder(memory.path, make=True)
-            if isinstance(hooks, Path):
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # of one memory: the others get theirs
+                hooks = hooks_folder(memory.path, make=True)
+                if isinstance(hooks, Path):
                     put_git_hook(hooks, script)
 
     def uninstall(self, memories: Iterable[AgentMemory]) -> HooksState:
@@ -200,9 +200,9 @@ class Hooks:
         """
         memories = list(memories)
         for memory in memories:
-            hooks = hooks_folder(memory.path)
-            if isinstance(hooks, Path):
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
+                hooks = hooks_folder(memory.path)
+                if isinstance(hooks, Path):
                     take_git_hook(hooks)
         self._in_settings.restore()
         with _translated(self._folder):

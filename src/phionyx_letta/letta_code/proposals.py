@@ -44,16 +44,21 @@ class Proposals:
     def apply(self, patch_id: str, *, by: str | None = None) -> MemoryPatch:
         """Commit a patch; see `LivingMemory.apply` for what is raised."""
         by = by or reviewer()
-        self.targets.settle()
+        self._settle(patch_id)
         with self.targets.attributed("Apply an approved memory patch", patch=patch_id, reviewer=by):
             return self.living.apply(patch_id, by=by)
 
     def revert(self, patch_id: str, *, by: str | None = None) -> MemoryPatch:
         """Take a patch back by a new commit; see `LivingMemory.revert` for what is raised."""
         by = by or reviewer()
-        self.targets.settle()
+        self._settle(patch_id)
         with self.targets.attributed("Revert a memory patch", patch=patch_id, reviewer=by):
             return self.living.revert(patch_id, by=by)
+
+    def _settle(self, patch_id: str) -> None:
+        known = self.living.store.get(patch_id)
+        if known is not None:
+            self.targets.settle(known.file_path)
 
 
 def _newest_envelope(url: str, agent: str) -> str | None:

@@ -70,9 +70,10 @@ class MemfsTargets:
             )
         return MemfsTarget(self, self._memories[agent], path)
 
-    def settle(self) -> None:
-        """Let work files follow the commit of a run that was killed in between; a memory that is being written to is left out."""
-        for memory in self._memories.values():
+    def settle(self, name: str) -> None:
+        """Let the work file follow the commit of a run that was killed in between, in the memory this file is of."""
+        memory = self._memories.get(name.partition("/")[0])
+        if memory is not None:
             with contextlib.suppress(MemoryUnreadable, TargetRefused), MemoryCommit(memory.path) as repository:
                 self.told += repository.settle()
 

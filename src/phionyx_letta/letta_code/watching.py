@@ -19,7 +19,6 @@ from phionyx_letta.letta_code.proposals import Proposals
 from phionyx_letta.letta_code.queue import queue_path, read_notes
 from phionyx_letta.letta_code.sealing import Ingested, ingest, opened_ledger
 from phionyx_letta.letta_code.sessions import Sessions
-from phionyx_letta.letta_code.target import MemfsTargets
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.settings import Settings
 
@@ -82,9 +81,6 @@ class Watch:
             hooks = Hooks(self._home, self._settings.home_path())
             if hooks.installed:
                 hooks.cover(memories)
-            targets = MemfsTargets(memories)
-            targets.settle()
-            found.errors += targets.told
             changed = self._changed(memories)
             if changed or (self._undelivered and time.monotonic() >= self._again_at):
                 self._record(changed, found)

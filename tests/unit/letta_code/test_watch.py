@@ -249,13 +249,20 @@ def test_the_service_ends_when_told(home: Home, memory: Memory, tmp_path: Path) 
     assert time.monotonic() - started < 30
 
 
-def test_it_finishes_what_a_killed_apply_began(
+def test_a_look_touches_no_work_tree(
     watch: Watch, home: Home, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What a killed `apply` began is finished by the next one, at a person's command: a look runs nothing of the agent's."""
     proposals = Proposals(str(tmp_path / "patches.jsonl"), home.memories(), SIGNER)
     monkeypatch.setattr(MemoryCommit, "settle", lambda self: [])
-    proposals.apply(a_patch(proposals).patch_id)
+    patch = a_patch(proposals).patch_id
+    proposals.apply(patch)
     monkeypatch.undo()
-    assert memory.git("status", "--porcelain") == "M  human.md"
+    monkeypatch.setenv("PHIONYX_LETTA_HOME", str(tmp_path / "phionyx"))
+    script = memory.path / ".git" / "hooks" / "post-index-change"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    script.chmod(0o755)
     assert watch.look().errors == []
+    assert (memory.git("diff", "--cached", "--name-only"), (tmp_path / "ran").exists()) == ("human.md", False)
+    assert proposals.revert(patch).status == "reverted"
     assert memory.git("status", "--porcelain") == ""
