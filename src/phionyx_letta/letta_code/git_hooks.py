@@ -7,12 +7,13 @@ import os
 import secrets
 import stat
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from phionyx_letta.letta_code.reading import open_regular
 
 __all__ = [
-    "BEFORE",
+    "FOLDER",
     "HOOK",
     "MARK",
     "hooks_folder",
@@ -25,6 +26,9 @@ __all__ = [
 
 HOOK = "reference-transaction"
 BEFORE = ".phionyx-original"
+#: Where it is run from: a hook may ask for its own name, and for what lies beside it.
+FOLDER = "phionyx-original"
+_MOST_BESIDE = 200
 MARK = "# phionyx-letta"
 _TIMEOUT = 10.0  # s
 
@@ -75,6 +79,8 @@ def put_git_hook(hooks: Path, script: bytes) -> None:
                 os.rename(hook, original)
         elif not _same(hook, original):
             return  # two originals: neither is lost, and `state` says that ours is missing
+    if os.path.lexists(original):
+        _link_beside(hooks)
     if not _holds(hook, script):
         write_whole(hook, script, 0o755)
 
@@ -89,6 +95,43 @@ def take_git_hook(hooks: Path) -> None:
             original.unlink()
     elif is_ours(hook):
         hook.unlink()
+    _unlink_beside(hooks)
+
+
+def _link_beside(hooks: Path) -> None:
+    """A folder with links in which the original has its own name, and beside it what was beside it.
+
+    Raises:
+        OSError: it cannot be made, or something else is in its place.
+    """
+    folder = hooks / FOLDER
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+    targets = {name: name for name in sorted(os.listdir(hooks)) if name != FOLDER and not name.endswith(".sample")}
+    targets = {**dict(list(targets.items())[:_MOST_BESIDE]), HOOK: HOOK + BEFORE}
+    with _opened(folder) as descriptor:
+        for name, target in targets.items():
+            with contextlib.suppress(FileExistsError):
+                os.symlink(f"../{target}", name, dir_fd=descriptor)
+
+
+def _unlink_beside(hooks: Path) -> None:
+    """Take the folder away, if it holds nothing but links."""
+    with contextlib.suppress(OSError):
+        with _opened(hooks / FOLDER) as descriptor:
+            for name in os.listdir(descriptor):
+                if stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=descriptor)
+        (hooks / FOLDER).rmdir()
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def is_ours(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Git commands that write to a memory repository: ours run none of its hooks, and its hooks run only where a person asked for a commit.
+"""Git commands that write to a memory repository: ours run none of its hooks; those run where a person asked for a commit.
 
 Our own commands see objects as they are (no replacements, no grafts), fetch nothing, and run no program that the repository's
 configuration names. Two commands run hooks: `git hook run`, and the `update-ref` that moves HEAD, since git has no other way to ask

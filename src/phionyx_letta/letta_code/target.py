@@ -66,7 +66,8 @@ class MemfsTargets:
         agent, _, path = name.partition("/")
         if agent not in self._memories or not _NAME.fullmatch(path):
             raise TargetRefused(
-                f"{name!r} is no memory file of an agent here", "name it AGENT/PATH.md, as `code review` shows it"
+                f"{name!r} is no memory file of an agent here",
+                "name it AGENT/PATH.md, as `phionyx-letta code review` shows it",
             )
         return MemfsTarget(self, self._memories[agent], path)
 
@@ -226,7 +227,12 @@ def _files(objects: Objects) -> list[str]:
 
 
 def _conflict(path: str, expected: str | None, found: str | None) -> DiffConflictError:
-    return DiffConflictError(path, content_hash(expected or ""), content_hash(found or ""), "rebase the patch")
+    return DiffConflictError(
+        path,
+        content_hash(expected or ""),
+        content_hash(found or ""),
+        "merge it with what the file holds now: `phionyx-letta code rebase`",
+    )
 
 
 def _encoded(path: str, text: str) -> bytes:
