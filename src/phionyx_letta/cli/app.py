@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from phionyx_letta.cli.code_hooks import code
+from phionyx_letta.cli.code_patches import code
 from phionyx_letta.cli.demo import demo
 from phionyx_letta.cli.doctor import doctor
 from phionyx_letta.cli.explain import explain

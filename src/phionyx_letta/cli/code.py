@@ -33,8 +33,6 @@ LettaDir = Annotated[
 Agents = Annotated[
     list[str] | None, typer.Option("--agent", metavar="ID", help="Only this agent; may be given several times.")
 ]
-PatchId = Annotated[str, typer.Argument(metavar="ID", help="A patch's id.")]
-By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides. Default: the user's name.")]
 CodeLedger = Annotated[
     str | None,
     typer.Option(
@@ -157,72 +155,6 @@ def _report_at_start(letta_dir: Path | None, ledger: str | None) -> int:
         stdout().print("phionyx-letta code verify:")
         _show_checked(stdout(), differing)
     return OK
-
-
-@code.command(short_help="Commit an approved patch to a memory.")
-def apply(
-    patch_id: PatchId, by: By = None, letta_dir: LettaDir = None, ledger: CodeLedger = None, as_json: Json = False
-) -> int:
-    """Commit a pending or approved patch to its agent's memory, through Letta's own validator, and record the commit.
-
-    HEAD has to be the commit that was read, and everything has to be committed; a file that changed since is a conflict (exit 1).
-    Patches are listed, shown, approved and rejected with `phionyx-letta memory … --store-path` and this ledger's URL.
-    """
-    return _decided("apply", patch_id, by, letta_dir, ledger, as_json)
-
-
-@code.command(short_help="Take an applied patch back by a new commit.")
-def revert(
-    patch_id: PatchId, by: By = None, letta_dir: LettaDir = None, ledger: CodeLedger = None, as_json: Json = False
-) -> int:
-    """Take an applied patch out of its agent's memory by a new commit, and record that. What was changed later stays."""
-    return _decided("revert", patch_id, by, letta_dir, ledger, as_json)
-
-
-def _decided(act: str, patch_id: str, by: str | None, letta_dir: Path | None, ledger: str | None, as_json: bool) -> int:
-    from phionyx_letta.letta_code.proposals import Proposals
-    from phionyx_letta.letta_code.sealing import ingest as record
-    from phionyx_letta.letta_code.sealing import opened_ledger
-    from phionyx_letta.plugin.runtime import load_key
-    from phionyx_letta.settings import load_settings
-
-    settings, url = load_settings(), ledger_url(ledger)
-    memories = chosen_memories(None, None, letta_dir)
-    proposals = Proposals(url, memories, load_key(settings).signer)
-    known = proposals.living.store.get(patch_id)
-    if known is not None:
-        with opened_ledger(url) as opened:  # the commit will name the newest envelope
-            record(opened, load_key(settings), settings, _of_patch(memories, known.file_path))
-    patch = proposals.apply(patch_id, by=by) if act == "apply" else proposals.revert(patch_id, by=by)
-    with opened_ledger(url) as opened:
-        result = record(opened, load_key(settings), settings, _of_patch(memories, patch.file_path))
-    page = {
-        "patch_id": patch.patch_id,
-        "status": patch.status,
-        "file_path": patch.file_path,
-        "envelopes": result.envelopes,
-        "told": proposals.targets.told,
-    }
-
-    def show(console: Console) -> None:
-        line = f"{patch.status} patch {patch.patch_id} to {patch.file_path}; {result.envelopes} envelopes"
-        console.print(safe(line), soft_wrap=True)
-        for one in proposals.targets.told:
-            console.print(safe(one), style="yellow", soft_wrap=True)
-
-    answer(page, as_json=as_json, show=show)
-    return FAILED if result.problems else OK
-
-
-def _of_patch(memories: list[AgentMemory], name: str) -> list[AgentMemory]:
-    found = [one for one in memories if one.agent_id == name.partition("/")[0]]
-    for one in found:
-        if one.others:
-            folders = ", ".join(str(path) for path in (one.path, *one.others))
-            raise CommandError(
-                f"the agent {one.agent_id} has more than one memory: {folders}", "move away what is not its memory"
-            )
-    return found
 
 
 @code.command(short_help="Record whenever a memory changes, in the foreground.")

@@ -26,7 +26,7 @@ _STATUS_STYLES = {
 _TARGETS = {
     "unchanged": "as it was when the patch was made",
     "whitespace": "differs in whitespace only: it can be applied",
-    "diverged": "has changed since: `memory rebase` offers a merge, if there is one",
+    "diverged": "has changed since: the command `rebase` offers a merge, if there is one",
     "missing": "does not exist any more",
 }
 _QUESTION = "[a]pprove, [r]eject, [e]dit, [s]kip, [q]uit"
@@ -84,7 +84,7 @@ def print_patch(console: Console, described: Mapping[str, Any]) -> None:
         console.print(diff_text(described["diff_recorded"]), soft_wrap=True)
 
 
-def step_through(living: LivingMemory, by: str | None) -> int:
+def step_through(living: LivingMemory, by: str | None, lists: str = "memory log --status approved") -> int:
     """Ask about each pending patch in turn; one that fails is named, and the others still come."""
     import typer
 
@@ -115,9 +115,7 @@ def step_through(living: LivingMemory, by: str | None) -> int:
             continue
         decided += choice != "s"
     if pending:
-        console.print(
-            f"{decided} decided; `phionyx-letta memory log --status approved` lists what can be applied", soft_wrap=True
-        )
+        console.print(f"{decided} decided; `phionyx-letta {lists}` lists what can be applied", soft_wrap=True)
     return 1 if failed else 0
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from phionyx_letta.letta_code.reading import open_regular
 
 __all__ = [
-    "BEFORE",
+    "FOLDER",
     "HOOK",
     "MARK",
     "hooks_folder",
@@ -24,6 +26,9 @@ __all__ = [
 
 HOOK = "reference-transaction"
 BEFORE = ".phionyx-original"
+#: Where it is run from: a hook may ask for its own name, and for what lies beside it.
+FOLDER = "phionyx-original"
+_MOST_BESIDE = 200
 MARK = "# phionyx-letta"
 _TIMEOUT = 10.0  # s
 
@@ -74,7 +79,9 @@ def put_git_hook(hooks: Path, script: bytes) -> None:
                 os.rename(hook, original)
         elif not _same(hook, original):
             return  # two originals: neither is lost, and `state` says that ours is missing
-    if not is_ours(hook) or hook.read_bytes() != script:
+    if os.path.lexists(original):
+        _link_beside(hooks)
+    if not _holds(hook, script):
         write_whole(hook, script, 0o755)
 
 
@@ -88,6 +95,43 @@ def take_git_hook(hooks: Path) -> None:
             original.unlink()
     elif is_ours(hook):
         hook.unlink()
+    _unlink_beside(hooks)
+
+
+def _link_beside(hooks: Path) -> None:
+    """A folder with links in which the original has its own name, and beside it what was beside it.
+
+    Raises:
+        OSError: it cannot be made, or something else is in its place.
+    """
+    folder = hooks / FOLDER
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+    targets = {name: name for name in sorted(os.listdir(hooks)) if name != FOLDER and not name.endswith(".sample")}
+    targets = {**dict(list(targets.items())[:_MOST_BESIDE]), HOOK: HOOK + BEFORE}
+    with _opened(folder) as descriptor:
+        for name, target in targets.items():
+            with contextlib.suppress(FileExistsError):
+                os.symlink(f"../{target}", name, dir_fd=descriptor)
+
+
+def _unlink_beside(hooks: Path) -> None:
+    """Take the folder away, if it holds nothing but links."""
+    with contextlib.suppress(OSError):
+        with _opened(hooks / FOLDER) as descriptor:
+            for name in os.listdir(descriptor):
+                if stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=descriptor)
+        (hooks / FOLDER).rmdir()
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def is_ours(path: Path) -> bool:
@@ -99,20 +143,33 @@ def is_ours(path: Path) -> bool:
         return False
 
 
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        with open_regular(path) as file:
+            return file.read(len(data) + 1) == data
+    except OSError:
+        return False
+
+
 def write_whole(path: Path, data: bytes, mode: int) -> None:
     """All or nothing; a link at `path` is replaced, not followed.
 
     Raises:
         OSError: it cannot be written.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fchmod(descriptor, mode)
-        os.fsync(descriptor)
-    os.replace(temporary, path)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -8,6 +8,7 @@ is kept, runs as before, and is put back by `uninstall`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from phionyx_letta.errors import StoreError
 from phionyx_letta.letta_code.git_hooks import (
-    BEFORE,
+    FOLDER,
     HOOK,
     MARK,
     hooks_folder,
@@ -64,7 +65,7 @@ exit 0
 _GIT_SCRIPT = """#!/bin/sh
 {mark}: notes moves of branches for `phionyx-letta code ingest`; `phionyx-letta code uninstall` removes it.
 s=0
-o="$0{before}"
+o="${{0%/*}}/{folder}/{hook}"
 k=$1
 [ "$k" = committed ] || [ -x "$o" ] || [ -e {gate} ] || exit 0
 i=$(cat; echo x)
@@ -134,16 +135,21 @@ class Hooks:
             own_home: PHIONYX_LETTA_HOME.
             environment: what the report at the start of a session is to find, see `report_environment`.
         """
-        self._folder = own_home / "code"
+        letta = home.letta.absolute()
+        self._all = own_home / "code"
+        self._folder = self._all / hashlib.sha256(os.fsencode(letta)).hexdigest()[:16]  # each Letta Code's own
         self._queue = queue_path(own_home)
         self._script = self._folder / "hook.sh"
         self._record = self._folder / "installed.json"
         self._gate = self._folder / "gate"
         self._in_settings = SettingsHooks(home.letta / "settings.json", self._record, self._script)
         told = {**(environment or {}), "PHIONYX_LETTA_HOME": str(own_home.absolute())}
-        words = [f"{name}={shlex.quote(value)}" for name, value in told.items()]
         command = [sys.executable, "-m", "phionyx_letta.cli", "code", "verify", "--at-start"]
-        command += ["--letta-dir", str(home.letta.absolute())]
+        if home.backend == home.letta / "lc-local-backend":
+            command += ["--letta-dir", str(letta)]
+        else:  # which is only found without that option
+            told["LETTA_LOCAL_BACKEND_DIR"] = str(home.backend.absolute())
+        words = [f"{name}={shlex.quote(value)}" for name, value in told.items()]
         self._verify = " ".join([*words, "$t", *map(shlex.quote, command)])
 
     @property
@@ -168,6 +174,7 @@ class Hooks:
         memories = list(memories)
         with _translated(self._folder):
             self._make_queue()
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             note = _NOTE.format(queue=shlex.quote(str(self._queue)), most=_MOST_NOTES)
             script = _EVENT_SCRIPT.format(
                 mark=MARK, note=note, largest=_LARGEST_NOTE, report=self._verify, longest=_LONGEST
@@ -185,11 +192,11 @@ class Hooks:
         """Put the hook into memory repositories that do not have it: of agents that were made since."""
         note = _NOTE.format(queue=shlex.quote(str(self._queue)), most=_MOST_NOTES)
         gate = shlex.quote(str(self._gate))
-        script = _GIT_SCRIPT.format(mark=MARK, note=note, before=BEFORE, gate=gate).encode()
+        script = _GIT_SCRIPT.format(mark=MARK, note=note, folder=FOLDER, hook=HOOK, gate=gate).encode()
         for memory in memories:
-            hooks = hooks_folder(memory.path, make=True)
-            if isinstance(hooks, Path):
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # of one memory: the others get theirs
+                hooks = hooks_folder(memory.path, make=True)
+                if isinstance(hooks, Path):
                     put_git_hook(hooks, script)
 
     def uninstall(self, memories: Iterable[AgentMemory]) -> HooksState:
@@ -200,16 +207,18 @@ class Hooks:
         """
         memories = list(memories)
         for memory in memories:
-            hooks = hooks_folder(memory.path)
-            if isinstance(hooks, Path):
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
+                hooks = hooks_folder(memory.path)
+                if isinstance(hooks, Path):
                     take_git_hook(hooks)
         self._in_settings.restore()
         with _translated(self._folder):
-            for path in [*self._notes("[nt].*"), self._script, self._record, self._gate]:
+            others = any(one != self._record for one in self._all.glob("*/installed.json"))  # whose notes wait too
+            notes = [] if others else self._notes("[nt].*")
+            for path in [*notes, self._script, self._record, self._gate]:
                 if not path.is_dir():  # somebody else's: it stays, and so does the folder it is in
                     path.unlink(missing_ok=True)
-            for folder in (self._queue, self._folder):
+            for folder in (self._folder, *(() if others else (self._queue, self._all))):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
         return self.state(memories)

@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ _KEPT = 600
 _LONGEST_CALL = 600.0
 _LARGEST = 1 << 20
 _MOST = 5000
+_MOST_BYTES = 32 << 20  # of all notes together
 
 
 def queue_path(home: Path) -> Path:
@@ -121,16 +123,20 @@ def _read_event(notes: Notes, kind: str, at: float, text: str) -> None:
 
 
 def _files(folder: Path) -> Iterator[tuple[float, Path, str]]:
+    """What is more than is read at once comes without its text, so that it is removed with the old ones."""
     try:
-        names = sorted(name for name in os.listdir(folder) if name.startswith("n."))[:_MOST]
+        with os.scandir(folder) as entries:
+            names = sorted(islice((one.name for one in entries if one.name.startswith("n.")), _MOST))
     except OSError:
         return
+    left = _MOST_BYTES
     for name in names:
         path = folder / name
         with contextlib.suppress(OSError), open_regular(path) as file:
             found = os.fstat(file.fileno())
-            whole = found.st_size <= _LARGEST
-            yield found.st_mtime, path, file.read(_LARGEST).decode("utf-8", "replace") if whole else ""
+            whole = found.st_size <= min(_LARGEST, left)
+            left -= found.st_size if whole else 0
+            yield found.st_mtime, path, file.read(found.st_size).decode("utf-8", "replace") if whole else ""
 
 
 def _short(value: object) -> str:

@@ -23,6 +23,7 @@ __all__ = ["Session", "Sessions"]
 
 _VERSION = 3
 _LARGEST = 32 << 20
+_MOST_AT_ONCE = 64 << 20  # of all transcripts that are read in one look; the others have their turn in the next
 _REMINDER = "<system-reminder>"
 _ROLES = {"user": "user", "assistant": "assistant", "toolResult": "tool", "system": "system"}
 
@@ -47,10 +48,12 @@ class Sessions:
         self._memory = own_home / "code" / "sessions.json"
         self.unknown: dict[str, str] = {}
         """Transcripts whose form is not known, and why: of another version of Letta Code."""
+        self._looked: dict[str, tuple[int, int, frozenset[str]]] = {}
+        """How those were when they were read: they are not read again before they change."""
 
     def finished(self, idle: float, ended: set[str]) -> Iterator[Session]:
         """Yield each conversation with something new that is idle for so many seconds, or whose id is in `ended`."""
-        done = self._done()
+        done, left = self._done(), _MOST_AT_ONCE
         for path in sorted(self._folder.glob("*/messages.jsonl")):
             folder = path.parent.name
             with contextlib.suppress(OSError):
@@ -58,11 +61,16 @@ class Sessions:
                 if not stat.S_ISREG(found.st_mode) or found.st_size <= done.get(folder, 0) or found.st_size > _LARGEST:
                     continue
                 idling = time.time() - found.st_mtime >= idle
-                if not idling and not ended:
+                state = (found.st_size, found.st_mtime_ns, frozenset[str]() if idling else frozenset(ended))
+                if self._looked.get(folder) == state or not (idling or ended) or found.st_size > left:
                     continue
+                left -= found.st_size
                 session = self._read(path, done.get(folder, 0))
                 if session is not None and (idling or session.conversation in ended):
                     yield session
+                self._looked[folder] = (
+                    state  # not again before it changes: nothing is new in it, or its agent is not here
+                )
 
     def done(self, session: Session) -> None:
         """Remember that a conversation was proposed from, up to here."""

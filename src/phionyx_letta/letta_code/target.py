@@ -66,13 +66,15 @@ class MemfsTargets:
         agent, _, path = name.partition("/")
         if agent not in self._memories or not _NAME.fullmatch(path):
             raise TargetRefused(
-                f"{name!r} is no memory file of an agent here", "name it AGENT/PATH.md, as `code review` shows it"
+                f"{name!r} is no memory file of an agent here",
+                "name it AGENT/PATH.md, as `phionyx-letta code review` shows it",
             )
         return MemfsTarget(self, self._memories[agent], path)
 
-    def settle(self) -> None:
-        """Let work files follow the commit of a run that was killed in between; a memory that is being written to is left out."""
-        for memory in self._memories.values():
+    def settle(self, name: str) -> None:
+        """Let the work file follow the commit of a run that was killed in between, in the memory this file is of."""
+        memory = self._memories.get(name.partition("/")[0])
+        if memory is not None:
             with contextlib.suppress(MemoryUnreadable, TargetRefused), MemoryCommit(memory.path) as repository:
                 self.told += repository.settle()
 
@@ -225,7 +227,12 @@ def _files(objects: Objects) -> list[str]:
 
 
 def _conflict(path: str, expected: str | None, found: str | None) -> DiffConflictError:
-    return DiffConflictError(path, content_hash(expected or ""), content_hash(found or ""), "rebase the patch")
+    return DiffConflictError(
+        path,
+        content_hash(expected or ""),
+        content_hash(found or ""),
+        "merge it with what the file holds now: `phionyx-letta code rebase`",
+    )
 
 
 def _encoded(path: str, text: str) -> bytes:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from phionyx_letta.letta_code.proposals import Proposals
 from phionyx_letta.letta_code.queue import queue_path, read_notes
 from phionyx_letta.letta_code.sealing import Ingested, ingest, opened_ledger
 from phionyx_letta.letta_code.sessions import Sessions
-from phionyx_letta.letta_code.target import MemfsTargets
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.settings import Settings
 
@@ -29,6 +29,8 @@ __all__ = ["Pass", "Watch"]
 _FULL_EVERY = 150
 #: And so is what could not be read.
 _AGAIN_EVERY = 15
+#: Branches of a memory that are looked at in between.
+_MOST_BRANCHES = 100
 #: The first and the longest pause after a checkpoint that a sink did not take, s.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
 
@@ -82,9 +84,6 @@ class Watch:
             hooks = Hooks(self._home, self._settings.home_path())
             if hooks.installed:
                 hooks.cover(memories)
-            targets = MemfsTargets(memories)
-            targets.settle()
-            found.errors += targets.told
             changed = self._changed(memories)
             if changed or (self._undelivered and time.monotonic() >= self._again_at):
                 self._record(changed, found)
@@ -147,16 +146,25 @@ class Watch:
         found.errors += [f"{name}: {why}" for name, why in self._sessions.unknown.items()]
 
 
-def _marks(path: Path) -> list[tuple[int, int] | None]:
+def _marks(path: Path) -> list[tuple[int, int, int] | None]:
     """What changes when HEAD, its branch or a reflog does."""
     git = path / ".git"
-    found: list[tuple[int, int] | None] = []
+    found: list[tuple[int, int, int] | None] = []
     for name in ("HEAD", "logs/HEAD", "packed-refs", "refs/heads", "logs/refs/heads"):
         one = git / name
-        for file in [one, *(sorted(one.glob("*"))[:100] if name.endswith("heads") else [])]:
+        for file in [one, *(_some_below(one) if name.endswith("heads") else [])]:
             try:
                 state = os.lstat(file)
-                found.append((state.st_mtime_ns, state.st_size))
-            except OSError:
+                found.append((state.st_mtime_ns, state.st_size, state.st_ino))
+            except (OSError, ValueError):
                 found.append(None)
     return found
+
+
+def _some_below(folder: Path) -> list[Path]:
+    """None of a folder that cannot be listed: that is for the one who records it to tell."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(folder / one.name for one in islice(entries, _MOST_BRANCHES))
+    except (OSError, ValueError):
+        return []

@@ -32,6 +32,9 @@ __all__ = ["FileTarget", "locked_folder", "read_text", "write_text"]
 BOM = b"\xef\xbb\xbf"
 _READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _FOLDER = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_DIRECTORY", 0)
+_MOST = (
+    128 << 20
+)  # of a file that is read: what is larger is no text for a prompt, and would fill the memory of this process
 _PATIENCE = 60.0  # s
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 
@@ -159,7 +162,9 @@ def _read(folder: int, real: str) -> tuple[str, os.stat_result, bool] | None:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):
             raise TargetRefused(f"{real} is not a regular file", "memory is kept in plain text files")
-        data = file.read()
+        data = file.read(_MOST + 1)
+    if len(data) > _MOST:
+        raise TargetRefused(f"{real} has more than {_MOST >> 20} MiB", "memory is kept in plain text files; split it")
     mark = data.startswith(BOM)
     try:
         text = data.removeprefix(BOM).decode("utf-8")

@@ -11,6 +11,11 @@ from code_rig import AGENT, Memory, Recorded
 from phionyx_letta.ledger.sql import SqlLedger
 
 
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHIONYX_LETTA_HOME", str(tmp_path / "phionyx"))
+
+
 @pytest.fixture
 def memory(tmp_path: Path) -> Memory:
     return Memory(tmp_path / "letta" / "lc-local-backend" / "memfs" / AGENT / "memory")

@@ -19,6 +19,7 @@ from code_rig import AGENT, ENVIRONMENT, KEY, Memory, Recorded, letta
 from phionyx_letta.errors import StoreError
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code import hooks as hooks_module
+from phionyx_letta.letta_code import queue
 from phionyx_letta.letta_code.hooks import Hooks, report_environment
 from phionyx_letta.letta_code.ingest import Recorder
 from phionyx_letta.letta_code.places import Home
@@ -152,7 +153,7 @@ class TestSettings:
     def test_a_record_of_any_shape_harms_nothing(self, hooks: Hooks, home: Home, own: Path, record: str | None) -> None:
         (home.letta / "settings.json").write_text(MINE)
         hooks.install(home.memories())
-        kept = own / "code" / "installed.json"
+        (kept,) = (own / "code").glob("*/installed.json")
         kept.unlink()
         if record is None:
             os.mkfifo(kept)
@@ -266,6 +267,58 @@ class TestGitHook:
         hooks.uninstall(home.memories())
         assert hook.read_bytes() == mine
         assert sorted(path.name for path in hook.parent.glob("reference-transaction*")) == ["reference-transaction"]
+
+    @pytest.mark.parametrize("way", ["its name", "its neighbour", "a link"])
+    def test_one_that_asks_what_it_is_called_or_what_is_beside_it(
+        self, hooks: Hooks, home: Home, memory: Memory, tmp_path: Path, way: str
+    ) -> None:
+        folder, log = memory.path / ".git" / "hooks", tmp_path / "log"
+        script = {
+            "its name": f'case $(basename "$0") in reference-transaction) echo ran >>{log} ;; *) exit 3 ;; esac',
+            "its neighbour": f'. "$(dirname "$0")/common.sh" || exit 3\necho ran >>{log}',
+            "a link": f'[ "$(basename "$0")" = reference-transaction ] && echo ran >>{log}',
+        }[way]
+        (folder / "common.sh").write_text("true\n")
+        hook = folder / ("dispatch" if way == "a link" else "reference-transaction")
+        hook.write_text(f"#!/bin/sh\n{script}\n")
+        hook.chmod(0o755)
+        if way == "a link":
+            (folder / "reference-transaction").symlink_to("dispatch")
+        before = sorted(os.listdir(folder))
+        hooks.install(home.memories())
+        hooks.cover(home.memories())
+        memory.commit({"a.md": "1"})
+        assert "ran" in log.read_text()
+        assert hooks.state(home.memories()).waiting > 0
+        hooks.uninstall(home.memories())
+        assert sorted(os.listdir(folder)) == before
+
+    def test_a_folder_of_the_agent_s_in_its_place_is_not_written_through(
+        self, hooks: Hooks, home: Home, memory: Memory, tmp_path: Path
+    ) -> None:
+        folder = memory.path / ".git" / "hooks"
+        (tmp_path / "elsewhere").mkdir()
+        (folder / "phionyx-original").symlink_to(tmp_path / "elsewhere")
+        (folder / "reference-transaction").write_text("#!/bin/sh\n")
+        assert hooks.install(home.memories()).repositories == {AGENT: "missing"}
+        hooks.uninstall(home.memories())
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+
+    @pytest.mark.parametrize("what", ["pipe at a temporary name", "a terabyte with our mark"])
+    def test_what_one_agent_puts_there_keeps_no_other_from_its_hook(
+        self, hooks: Hooks, home: Home, memory: Memory, what: str
+    ) -> None:
+        hooks.install(home.memories())
+        hook = memory.path / ".git" / "hooks" / "reference-transaction"
+        if what.startswith("pipe"):
+            hook.unlink()
+            os.mkfifo(hook.with_name(f"{hook.name}.{os.getpid()}.new"))
+        else:
+            os.truncate(hook, 1 << 40)
+        Memory(home.backend / "memfs" / "agent-later" / "memory")
+        hooks.cover(home.memories())
+        assert hooks.state(home.memories()).repositories == {AGENT: "installed", "agent-later": "installed"}
+        assert hook.stat().st_size < 1 << 20
 
     def test_agents_made_later_are_covered(self, hooks: Hooks, home: Home, memory: Memory) -> None:
         hooks.install(home.memories())
@@ -417,7 +470,8 @@ class TestReport:
         generate_key(key)
         environment = report_environment(f"sqlite:///{ledger}", {"PHIONYX_LETTA_SIGNING_KEY": str(key)})
         Hooks(home, own, environment).install(home.memories(), report=True)
-        assert stat.S_IMODE((own / "code" / "hook.sh").stat().st_mode) == 0o700
+        (script,) = (own / "code").glob("*/hook.sh")
+        assert stat.S_IMODE(script.stat().st_mode) == 0o700
         memory.commit({"a.md": "1"})
         signer = get_signer({"PHIONYX_LETTA_SIGNING_KEY": str(key)})
         with closing(SqlLedger(f"sqlite:///{ledger}")) as opened:
@@ -457,7 +511,51 @@ class TestReport:
         assert not hooks.installed
 
 
+def test_two_of_one_home_do_not_touch_each_other(hooks: Hooks, home: Home, own: Path, tmp_path: Path) -> None:
+    second = Home.find(tmp_path / "second")
+    Memory(second.backend / "memfs" / "agent-2" / "memory").commit({"a.md": "1"})
+    (second.letta / "settings.json").write_text(MINE)
+    (home.letta / "settings.json").write_text(MINE)
+    others = Hooks(second, own)
+    hooks.install(home.memories())
+    others.install(second.memories())
+    (queue_path(own) / "n.1.0").write_text("ref\n")
+    assert hooks.uninstall(home.memories()).settings == "missing"
+    assert (home.letta / "settings.json").read_text() == MINE
+    assert others.installed
+    assert (queue_path(own) / "n.1.0").exists()
+    event(second, "PostToolUse", {"agent_id": "agent-2"})
+    assert others.state(second.memories()).waiting == 2
+    others.uninstall(second.memories())
+    assert ((second.letta / "settings.json").read_text(), list(own.rglob("*"))) == (MINE, [])
+
+
+def test_the_report_looks_where_the_backend_is(memory: Memory, own: Path, tmp_path: Path) -> None:
+    (tmp_path / ".letta").mkdir()
+    home = Home(tmp_path / ".letta", tmp_path / "letta" / "lc-local-backend")
+    memory.commit({"a.md": "1"})
+    Hooks(home, own, {"PHIONYX_LETTA_SIGNING_KEY": "22" * 32}).install(home.memories(), report=True)
+    SqlLedger(f"sqlite:///{own / 'ledger.db'}").close()
+    entry = settings_of(home)["hooks"]["SessionStart"][-1]["hooks"][0]  # type: ignore[index]
+    done = subprocess.run(
+        ["sh", "-c", entry["command"]],
+        input=json.dumps({"agent_id": AGENT}).encode(),
+        capture_output=True,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert f"{AGENT}: nothing was recorded yet" in done.stdout.decode()
+
+
 class TestNotes:
+    def test_no_more_is_read_than_fits(self, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(queue, "_MOST_BYTES", 1000)
+        queue_path(own).mkdir(parents=True)
+        for number in range(10):
+            said = json.dumps({"agent_id": f"agent-{number}", "conversation_id": "x" * 150})
+            (queue_path(own) / f"n.{number}.0").write_text(f"session\n{said}")
+        notes = read_notes(queue_path(own))
+        assert (len(notes.sessions), len(notes.files)) == (4, 10)
+
     @pytest.mark.parametrize("name", ["tool_name", "tool_call_id", "agent_id"])
     def test_a_note_that_is_no_text(self, memory: Memory, own: Path, recorded: Recorded, name: str) -> None:
         head = memory.commit({"a.md": "1"})

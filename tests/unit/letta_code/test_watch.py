@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from phionyx_letta.cli.app import app
 from phionyx_letta.ledger.log.git import GitRepository
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.letta_code import sessions as sessions_module
 from phionyx_letta.letta_code import watching
 from phionyx_letta.letta_code.committing import MemoryCommit
 from phionyx_letta.letta_code.errors import MemoryUnreadable
@@ -89,6 +90,42 @@ def test_a_conversation_that_is_idle_is_proposed_from_once(watch: Watch, home: H
         os.utime(text, (1, 1))
     assert len(watch.look().patches) == 1
     assert watch.look().patches == []
+
+
+def test_a_transcript_is_not_read_again_before_it_changes(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions, read = Sessions(home.backend, tmp_path / "own"), list[str]()
+    for name in ("a", "b", "c"):
+        transcript(home, name=name)
+    inner = Sessions._read
+    monkeypatch.setattr(
+        Sessions, "_read", lambda self, path, start: (read.append(path.parent.name), inner(self, path, start))[1]
+    )
+    size = (home.backend / "conversations" / "a" / "messages.jsonl").stat().st_size
+    monkeypatch.setattr(sessions_module, "_MOST_AT_ONCE", 2 * size)
+    for expected in (["a", "b"], ["a", "b", "c"], ["a", "b", "c"]):
+        list(sessions.finished(0, set()))
+        assert read == expected
+    list(sessions.finished(1e9, {"ended"}))
+    list(sessions.finished(1e9, {"ended"}))
+    list(sessions.finished(1e9, {"ended"}))
+    assert read == ["a", "b", "c"] * 2
+
+
+def test_folders_that_cannot_be_listed_hold_up_no_other(watch: Watch, home: Home, memory: Memory) -> None:
+    other = Memory(home.backend / "memfs" / "agent-2" / "memory")
+    other.commit({"a.md": "1"})
+    watch.look()
+    heads = memory.path / ".git" / "logs" / "refs" / "heads"
+    heads.rename(heads.with_name("moved"))
+    heads.symlink_to("a" * 300)
+    other.commit({"a.md": "2"})
+    found = watch.look()
+    assert found.ingested is not None
+    assert [(one["agent_id"], one["envelopes"]) for one in found.ingested.agents if one["envelopes"]] == [
+        ("agent-2", 1)
+    ]
 
 
 def test_a_transcript_of_another_version_is_told_not_guessed(watch: Watch, home: Home) -> None:
@@ -220,6 +257,33 @@ class TestCommands:
             "Phionyx-Envelope": before["integrity"]["current"],
         }
 
+    def test_reviewed_approved_and_applied(self, home: Home, memory: Memory, tmp_path: Path) -> None:
+        self.run(tmp_path, "ingest")
+        proposals = Proposals(f"sqlite:///{tmp_path / 'own' / 'ledger.db'}", home.memories(), SIGNER)
+        patch, other = a_patch(proposals), a_patch(proposals, "---\ndescription: x\n---\n", "new.md")
+        page = self.run(tmp_path, "review")[1]
+        assert [(one["status"], one["signature_note"]) for one in page["patches"]] == [("pending", None)] * 2
+        shown = self.run(tmp_path, "review", "--patch-id", patch.patch_id[:8])[1]
+        assert (shown["signature_valid"], shown["target"], shown["untrusted"]) == (True, "unchanged", None)
+        approved = self.run(tmp_path, "approve", patch.patch_id[:8], "--by", "rita", "--content", shown["content"])
+        assert (approved[0], approved[1]["status"]) == (0, "approved")
+        assert self.run(tmp_path, "reject", other.patch_id, "--reason", "no")[1]["status"] == "rejected"
+        assert [one["status"] for one in self.run(tmp_path, "review")[1]["patches"]] == ["approved"]
+        code, page = self.run(tmp_path, "apply", patch.patch_id[:8], "--by", "rita")
+        assert (code, page["status"], page["envelopes"]) == (0, "applied", 1)
+        assert self.run(tmp_path, "review")[1]["count"] == 0
+
+    def test_a_patch_that_diverged_is_merged(self, home: Home, memory: Memory, tmp_path: Path) -> None:
+        self.run(tmp_path, "ingest")
+        proposals = Proposals(f"sqlite:///{tmp_path / 'own' / 'ledger.db'}", home.memories(), SIGNER)
+        patch = a_patch(proposals)
+        memory.commit({"human.md": HUMAN.replace("who it is", "who she is")})
+        code, page = self.run(tmp_path, "apply", patch.patch_id)
+        assert (code, "offers a merge" in page["remedy"]) == (1, True)
+        rebased = self.run(tmp_path, "rebase", patch.patch_id)[1]
+        assert self.run(tmp_path, "apply", rebased["patch_id"])[1]["status"] == "applied"
+        assert (memory.path / "human.md").read_text() == HUMAN.replace("who it is", "who she is") + "Likes tea.\n"
+
     def test_used_wrongly(self, home: Home, tmp_path: Path) -> None:
         assert "no memory of nobody" in self.run(tmp_path, "ingest", "--agent", "nobody")[1]["error"]
         assert "--memory is of one agent" in self.run(tmp_path, "ingest", "--memory", "/x")[1]["error"]
@@ -249,13 +313,20 @@ def test_the_service_ends_when_told(home: Home, memory: Memory, tmp_path: Path) 
     assert time.monotonic() - started < 30
 
 
-def test_it_finishes_what_a_killed_apply_began(
+def test_a_look_touches_no_work_tree(
     watch: Watch, home: Home, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What a killed `apply` began is finished by the next one, at a person's command: a look runs nothing of the agent's."""
     proposals = Proposals(str(tmp_path / "patches.jsonl"), home.memories(), SIGNER)
     monkeypatch.setattr(MemoryCommit, "settle", lambda self: [])
-    proposals.apply(a_patch(proposals).patch_id)
+    patch = a_patch(proposals).patch_id
+    proposals.apply(patch)
     monkeypatch.undo()
-    assert memory.git("status", "--porcelain") == "M  human.md"
+    monkeypatch.setenv("PHIONYX_LETTA_HOME", str(tmp_path / "phionyx"))
+    script = memory.path / ".git" / "hooks" / "post-index-change"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    script.chmod(0o755)
     assert watch.look().errors == []
+    assert (memory.git("diff", "--cached", "--name-only"), (tmp_path / "ran").exists()) == ("human.md", False)
+    assert proposals.revert(patch).status == "reverted"
     assert memory.git("status", "--porcelain") == ""
