@@ -204,7 +204,7 @@ class ProposeOnly:
             return
         for one in changes:
             labels = [columns.label for columns in (one.before, one.after) if columns is not None]
-            held = any(tool.hold.holds(one.block_id, label) for label in labels or [None])
+            held = any(tool.hold.holds(one.block_id, label) for label in (None, *labels))
             if not held and one.before is not None and tool.hold.unsure(one.block_id):
                 held = self._chosen.holds_in(connection, tool.agent_id, one.block_id)
             if held:
