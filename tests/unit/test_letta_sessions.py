@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from phionyx_letta.errors import SettingsError
-from phionyx_letta.plugin.letta_sessions import _records, said_by_user
+from phionyx_letta.plugin.letta_sessions import MOST_CHARS, _records, read_records, said_by_user
+from phionyx_letta.plugin.sessions import WithinBudget
 from phionyx_letta.settings import load_settings
 
 
@@ -78,6 +80,59 @@ class TestAToolsAnswer:
     def test_counts_for_nothing_the_user_said(self) -> None:
         found = [{"role": "tool", "content": "abc", "id": "1"}, {"role": "user", "content": "ab", "id": "2"}]
         assert said_by_user(found) == 2
+
+
+class TestALongSession:
+    def read(self, *newest_first: tuple[str, str]) -> list[dict[str, Any]]:
+        rows = [
+            SimpleNamespace(
+                id=f"message-{number}",
+                role=role,
+                text=said,
+                content=None,
+                tool_calls=[],
+                tool_returns=None,
+                sender_id=None,
+            )
+            for number, (role, said) in enumerate(newest_first)
+        ]
+        connection: Any = SimpleNamespace(execute=lambda *_: SimpleNamespace(all=lambda: rows))
+        return read_records(connection, "agent-1", ["run-1"])
+
+    @pytest.mark.parametrize("size", [MOST_CHARS, MOST_CHARS + 1, 10 * MOST_CHARS])
+    def test_of_one_message_is_read_up_to_the_limit(self, size: int) -> None:
+        [one] = self.read(("user", "x" * size))
+        assert one["content"] == "x" * MOST_CHARS
+
+    def test_is_read_in_part_where_an_older_message_goes_beyond_the_limit(self) -> None:
+        found = self.read(("assistant", "ok"), ("user", "y" * MOST_CHARS), ("user", "never read"))
+        assert [(one["role"], len(one["content"])) for one in found] == [("user", MOST_CHARS - 2), ("assistant", 2)]
+        assert said_by_user(found) == MOST_CHARS - 2
+
+    def test_keeps_its_order(self) -> None:
+        assert [one["content"] for one in self.read(("user", "c"), ("assistant", "b"), ("user", "a"))] == [
+            "a",
+            "b",
+            "c",
+        ]
+
+
+class TestTheBudgetOfADay:
+    def test_ends_the_questions_about_a_session_when_it_is_spent(self) -> None:
+        class Model:
+            model, tokens = "m", 0
+
+            async def agenerate(self, prompt: str) -> str:
+                self.tokens += 60
+                return prompt
+
+        model = WithinBudget(Model(), left=100)
+
+        async def ask() -> list[str]:
+            return [await model.agenerate("part") for _ in range(4)]
+
+        assert asyncio.run(ask()) == ["part", "part", '{"proposals": []}', '{"proposals": []}']
+        assert (model.model, model.tokens, model.unread) == ("m", 120, 2)
 
 
 class TestWhatAnAgentMayCostInADay:

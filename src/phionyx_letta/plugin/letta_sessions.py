@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-#: Most characters of messages read of one session; the newest are read.
+#: Most characters of messages read of one session; the newest are read, and of the message that goes beyond it the beginning.
 MOST_CHARS = 400_000
 _MOST_MESSAGES = 5000
 
@@ -61,12 +61,12 @@ def read_records(connection: Connection, agent_id: str, runs: list[str]) -> list
     records: list[dict[str, Any]] = []
     left = MOST_CHARS
     for row in rows:  # newest first
-        found = list(_records(row))
-        left -= sum(len(one["content"]) for one in found)
-        if left < 0 and records:
-            break
-        records = [*found, *records]
-    return records
+        for one in reversed(list(_records(row))):
+            if left <= 0:
+                return records[::-1]
+            records.append({**one, "content": one["content"][:left]})
+            left -= len(one["content"])
+    return records[::-1]
 
 
 def said_by_user(records: list[dict[str, Any]]) -> int:

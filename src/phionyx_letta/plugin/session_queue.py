@@ -210,9 +210,7 @@ class SessionQueue:
     def not_yet(self, agent_id: str) -> tuple[datetime, str] | None:
         """Until when a session of this agent has to wait, by the database's clock, and why."""
         most, cooldown = self._settings.most_tokens(), self._settings.session_cooldown
-        today = func.date_trunc("day", func.now(), "UTC")
-        recent = (_session.finished_at >= today) | (_session.due_at >= today)
-        spent = select(func.coalesce(func.sum(_session.tokens), 0)).where(_session.agent_id == agent_id, recent)
+        today, spent = _today(), _spent(agent_id)
         last = select(func.max(_session.finished_at)).where(_session.agent_id == agent_id, _session.state == "done")
         due = last.scalar_subquery() + timedelta(seconds=cooldown)
         asked = select(spent.scalar_subquery(), today + timedelta(days=1), due, due > func.now())
@@ -221,6 +219,14 @@ class SessionQueue:
         if most is not None and tokens >= most:
             return tomorrow, f"the agent's {most} tokens for proposals are used up for today"
         return (rested, "the cooldown since the last session") if cooldown and resting else None
+
+    def tokens_left(self, agent_id: str) -> int | None:
+        """How many tokens this agent may still take today; None for no limit."""
+        most = self._settings.most_tokens()
+        if most is None:
+            return None
+        with self._reading() as connection:
+            return max(0, most - int(connection.execute(_spent(agent_id)).scalar_one()))
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
@@ -250,6 +256,17 @@ _FREE: dict[str, Any] = {"claimed_by": None, "claimed_until": None}
 
 def _of(session_id: str) -> Any:
     return update(tables.session).where(_session.session_id == session_id)
+
+
+def _today() -> Any:
+    """When the day began, UTC, by the database's clock."""
+    return func.date_trunc("day", func.now(), "UTC")
+
+
+def _spent(agent_id: str) -> Any:
+    """The tokens an agent has taken today."""
+    recent = (_session.finished_at >= _today()) | (_session.due_at >= _today())
+    return select(func.coalesce(func.sum(_session.tokens), 0)).where(_session.agent_id == agent_id, recent)
 
 
 def _alone(connection: Connection) -> bool:

@@ -107,6 +107,38 @@ class AgentsModel:
         return str(answer.get("text") or "")
 
 
+class WithinBudget:
+    """A proposer that is asked no more once the agent's tokens of the day are spent: what the session says after that is not read."""
+
+    def __init__(self, proposer: Any, left: int | None) -> None:
+        """Take what is asked, and the tokens it may still take; None for no limit."""
+        self._proposer = proposer
+        self._left = left
+        self.unread = 0
+        """Questions that were not asked."""
+
+    @property
+    def model(self) -> Any:
+        """The name of the model."""
+        return self._proposer.model
+
+    @property
+    def tokens(self) -> int:
+        """What was spent so far."""
+        return int(getattr(self._proposer, "tokens", 0))
+
+    async def agenerate(self, prompt: str) -> str:
+        """Return the model's answer, or one that proposes nothing.
+
+        Raises:
+            ProposerUnavailable: there was none.
+        """
+        if self._left is not None and self.tokens >= self._left:
+            self.unread += 1
+            return '{"proposals": []}'
+        return str(await self._proposer.agenerate(prompt))
+
+
 class Sessions:
     """Drains the queue, a few sessions at a time."""
 
@@ -158,10 +190,9 @@ class Sessions:
         """One session; every outcome is written into the queue, none is raised but a database that is away."""
         proposer: Any = None
         try:
-            with self._ledger.engine.connect() as connection:
-                agent = read_agent(connection, claim.agent_id)
-                runs = read_runs(connection, claim.session_id)
-                records = read_records(connection, claim.agent_id, runs) if agent is not None else []
+            agent, runs, records = await asyncio.to_thread(
+                self._read, claim
+            )  # megabytes would stop the renewing of claims
             why = self._leave_out(agent, records)
             if agent is None or why is not None:
                 self.queue.settle(claim, "skipped", detail=why)
@@ -170,7 +201,7 @@ class Sessions:
             if later is not None:
                 self.queue.postpone(claim, *later)
                 return
-            proposer = self._proposer(agent)
+            proposer = WithinBudget(self._proposer(agent), self.queue.tokens_left(agent.agent_id))
             await self._propose(claim, agent, runs, records, proposer)
         except ClaimLost:
             logger.warning("phionyx-letta: another worker took %s; nothing of it was stored here", claim.session_id)
@@ -178,6 +209,12 @@ class Sessions:
             raise
         except Exception as error:
             self._failed(claim, error, proposer)
+
+    def _read(self, claim: Claim) -> tuple[Agent | None, list[str], list[dict[str, Any]]]:
+        with self._ledger.engine.connect() as connection:
+            agent = read_agent(connection, claim.agent_id)
+            runs = read_runs(connection, claim.session_id)
+            return agent, runs, read_records(connection, claim.agent_id, runs) if agent is not None else []
 
     def _failed(self, claim: Claim, error: Exception, proposer: Any) -> None:
         why = error.message if isinstance(error, PhionyxError) else f"{type(error).__name__}"
@@ -208,7 +245,7 @@ class Sessions:
         return AgentsModel(self._pipe, agent)
 
     async def _propose(
-        self, claim: Claim, agent: Agent, runs: list[str], records: list[dict[str, Any]], proposer: Any
+        self, claim: Claim, agent: Agent, runs: list[str], records: list[dict[str, Any]], proposer: WithinBudget
     ) -> None:
         occurrences = SqlOccurrenceTracker(self._ledger, scope=agent.agent_id)
         living = LivingMemory(
@@ -230,9 +267,15 @@ class Sessions:
             },
         )
         found = await living.ask_about(claim.session_id, session_records=records)
-        cost = {"model": proposer.model, "tokens": int(getattr(proposer, "tokens", 0))}
+        cost = {"model": proposer.model, "tokens": proposer.tokens}
+        unread = "read in part: the agent's tokens of the day are used up" if proposer.unread else None
         if self._settings.sessions == "dry-run":
-            self.queue.settle(claim, "done", detail=f"dry run: {len(found)} facts were found", **cost)  # no content
+            self.queue.settle(
+                claim,
+                "done",
+                detail="; ".join(filter(None, (f"dry run: {len(found)} facts were found", unread))),
+                **cost,
+            )  # no content
             return
 
         def store() -> list[MemoryPatch]:
@@ -240,7 +283,8 @@ class Sessions:
                 self.queue.hold(connection, claim)
                 patches = living.keep(found, claim.session_id)
                 detail = None if patches or not found else f"{len(found)} facts were counted; none is due"
-                self.queue.finish(connection, claim, "done", patches=len(patches), detail=detail, **cost)
+                said = "; ".join(filter(None, (detail, unread))) or None
+                self.queue.finish(connection, claim, "done", patches=len(patches), detail=said, **cost)
             return patches
 
         async with self._storing:  # one after the other, and none in the event loop: locks may be waited for
