@@ -48,16 +48,17 @@ def explain(
         notes.append("hashes are salted here, so what the block holds cannot be compared with what was recorded")
     found = blame([entry.diff for entry in entries], current=current, known=known.texts)
     notes += _notes(found, known)
+    changes = [_change(entry, known, decisions) for entry in entries]
     result = {
         "block_id": block_id,
         "label": known.label or str(entries[-1].part("mutation").get("block_label")),
         "agents": known.agents,
         "lines": _lines(found, entries),
-        "changes": [_change(entry, known, decisions) for entry in entries],
+        "changes": changes,
         "notes": notes,
     }
     answer(result, as_json=as_json, show=lambda console: _page(console, result))
-    return FAILED if any(one["reviewer_signature"] == "failed" for one in result["changes"]) else 0
+    return FAILED if any(one["reviewer_signature"] == "failed" for one in changes) else 0
 
 
 def _history(source: Source, named: str) -> tuple[str, list[Entry]]:
