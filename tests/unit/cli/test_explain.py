@@ -137,7 +137,7 @@ def test_a_text_that_is_not_known_has_no_lines_but_its_changes(tmp_path: Path, k
     assert answer["lines"] is None
     assert "was not kept" in answer["notes"][0]
     assert [one["position"] for one in answer["changes"]] == [0, 1, 2, 3]
-    assert "by ada" in run("explain", BLOCK, "--ledger", store).stdout
+    assert "says ada decided" in " ".join(run("explain", BLOCK, "--ledger", store).stdout.split())
 
 
 def test_what_nobody_recorded_is_called_that(tmp_path: Path, key: Key) -> None:
