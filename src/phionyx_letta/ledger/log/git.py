@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,9 @@ _NAME = "checkpoint"
 _TIMEOUT = 60.0  # s, for one git command: a repository on a slow disk
 _TRIES = 5
 _GC_EVERY = 500
+_MAX_MEMORY = 1 << 30  # bytes of its own that git may hold: the repository decides how large its objects are
 _OVERRIDES = {
+    "core.bigFileThreshold": "16m",  # what is larger is not held in memory
     "core.hooksPath": os.devnull,
     "core.commitGraph": "false",  # a cache of who is whose parent, which an attacker may edit
     "core.fsmonitor": "false",  # may name a program
@@ -52,9 +55,9 @@ def is_repository(path: Path) -> bool:
 class GitRepository:
     """The few git commands that are needed, with nothing of the caller's environment."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Use the repository at this path, bare or the top of a work tree. Nothing is run yet."""
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float = _TIMEOUT) -> None:
+        """Use the repository at this path, bare or the top of a work tree; a command has `timeout` s. Nothing is run yet."""
+        self.path, self._timeout = Path(path), timeout
 
     def run(self, *arguments: str, given: bytes = b"", failing_is_none: bool = False) -> str | None:
         """Run git and return what it wrote, stripped; None if it failed and that is an answer.
@@ -65,7 +68,7 @@ class GitRepository:
         command = self._command(arguments)
         try:
             done = subprocess.run(
-                command, input=given, capture_output=True, env=_environment(self.path), timeout=_TIMEOUT
+                command, input=given, capture_output=True, env=_environment(self.path), timeout=self._timeout
             )
         except FileNotFoundError:
             raise StoreError("the program git was not found", "install git, or use a folder") from None
@@ -138,6 +141,8 @@ class GitRepository:
             env=_environment(self.path),
         )
         try:
+            if hasattr(resource, "prlimit"):  # Linux
+                resource.prlimit(process.pid, resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
             yield process
         finally:
             process.kill()
