@@ -117,7 +117,7 @@ def verify(
         show=lambda console: _show_checked(console, checked),
     )
     found = {one.status for one in checked}
-    if found & {"changed", "rewritten", "unreadable", "several"}:
+    if found & {"changed", "rewritten", "unreadable", "several", "replaced"}:
         return FAILED
     return OK if found == {"ok"} else NOT_MEASURED
 
@@ -226,6 +226,7 @@ def _show_checked(console: Console, checked: list[Checked]) -> None:
         "rewritten": "the history does not lead on from what was recorded",
         "unrecorded": "nothing was recorded yet: run `phionyx-letta code ingest`",
         "unreadable": "the repository cannot be read",
+        "replaced": "git's replacements (refs/replace) may put something else into the prompt than what was compared",
         "several": "HEAD holds what was recorded, but the agent has another memory, which is not recorded",
     }
     for one in checked:

@@ -12,6 +12,7 @@ from phionyx_letta.letta_code.changes import block_id, file_name
 from phionyx_letta.letta_code.contents import ABSENT
 from phionyx_letta.letta_code.cursor import read_cursor
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable, TooManyFiles
+from phionyx_letta.letta_code.history import NAMED
 from phionyx_letta.letta_code.known import Known
 from phionyx_letta.letta_code.objects import Objects
 from phionyx_letta.letta_code.places import AgentMemory
@@ -31,7 +32,7 @@ class Checked:
     status: str
     """`ok`; `behind`: commits are not recorded yet; `changed`: HEAD holds what was never recorded; `rewritten`: HEAD does not lead on
     from what was recorded; `unrecorded`: nothing is; `unreadable`; `several`: HEAD is as recorded, and there is another memory
-    of the agent, which is not compared."""
+    of the agent, which is not compared; `replaced`: git puts other objects in the place of some, and so may the prompt."""
     head: str | None = None
     recorded: str | None = None
     files: list[str] = field(default_factory=list)
@@ -52,7 +53,9 @@ def check_memory(ledger: SqlLedger, signer: Signer, memory: AgentMemory) -> Chec
     prefix = block_id(memory.agent_id, "")
     path = memory.recorded_at(cursor.path)
     try:
-        with Objects(MemoryRepository(path).git) as objects:
+        repository = MemoryRepository(path)
+        replaced = repository.replaced()
+        with Objects(repository.git) as objects:
             head = objects.head()
             found = Checked(memory.agent_id, "ok", head, cursor.at)
             found.uncommitted = uncommitted(objects, path, head)
@@ -63,12 +66,17 @@ def check_memory(ledger: SqlLedger, signer: Signer, memory: AgentMemory) -> Chec
             }
     except (MemoryUnreadable, ObjectUnreadable, TooManyFiles) as error:
         return Checked(memory.agent_id, "unreadable", recorded=cursor.at, why=error.message)
+    except Exception as error:  # whatever a hostile repository brings about is its own agent's problem
+        why = f"{path}: {type(error).__name__}: {error}"
+        return Checked(memory.agent_id, "unreadable", recorded=cursor.at, why=why)
     known = {name: state.after_hash for name, state in states.items()}
     differing = [
         name for name in held.keys() | known.keys() if held.get(name, ABSENT.digest) != known.get(name, ABSENT.digest)
     ]
     found.files = sorted(name.removeprefix(prefix) for name in differing)
     found.status = _status(path, found, cursor.at)
+    if replaced and found.status in ("ok", "behind", "unrecorded"):
+        found.status, found.why = "replaced", ", ".join(replaced[:NAMED])
     if memory.others and found.status == "ok":
         found.status = "several"
         found.why = ", ".join(str(one) for one in (memory.path, *memory.others) if one != path)

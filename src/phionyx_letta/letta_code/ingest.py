@@ -6,6 +6,7 @@ meanwhile. So several processes may do this at once, and one that is killed has 
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import secrets
 from collections.abc import Iterator, Sequence
@@ -18,12 +19,12 @@ from phionyx_letta.ledger.statements import refuse_retired
 from phionyx_letta.ledger.writer import LedgerWriter
 from phionyx_letta.letta_code.cursor import Cursor, create_table, read_cursor, store_cursor
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectMalformed, ObjectUnreadable, TooManyFiles
-from phionyx_letta.letta_code.history import Back, Forward, Move, moves, steps
+from phionyx_letta.letta_code.history import NAMED, Back, Forward, Move, moves, steps
 from phionyx_letta.letta_code.known import Known
 from phionyx_letta.letta_code.objects import SUBMODULE, Objects
 from phionyx_letta.letta_code.preparing import AgentReport, Found, Preparation
 from phionyx_letta.letta_code.queue import Notes
-from phionyx_letta.letta_code.repository import MemoryRepository
+from phionyx_letta.letta_code.repository import HEAD_LOG, MemoryRepository, Snapshot
 from phionyx_letta.letta_code.trees import changed_files, compared
 from phionyx_letta.letta_code.writing import write_items
 from phionyx_letta.plugin.runtime import PluginKey
@@ -118,7 +119,8 @@ class _Run:
             self.report.tip, self.report.branch = snapshot.tip, snapshot.ref
             self._check_tip(objects, snapshot.tip)
             self.prepared.log_gaps(snapshot, self.stored.at)
-            cursor = replace(self.stored, ref=snapshot.ref, path=str(self.path), host=platform.node(), problem="")
+            problem = self._standing(repository, snapshot)
+            cursor = replace(self.stored, ref=snapshot.ref, path=str(self.path), host=platform.node(), problem=problem)
             pending = cursor.at != cursor.tip
             for move in moves(cursor.tip, snapshot, self.stored.ref, self.stored.places):
                 cursor = self._move(objects, repository, move, cursor, resumed=pending)
@@ -131,6 +133,27 @@ class _Run:
         if cursor != self.stored or self.prepared.items:
             self._write(cursor)
         return self.report
+
+    def _standing(self, repository: MemoryRepository, snapshot: Snapshot) -> str:
+        """Prepare what is wrong as long as it stays as it is, each once; return it as the cursor keeps it."""
+        told, found = self.stored.problem.split(), list[str]()
+        for name in dict.fromkeys(name for name in (HEAD_LOG, snapshot.ref) if name):
+            log = snapshot.logs[name]
+            if log.exists or not (log.unreadable or not log.found):
+                continue
+            found.append(f"reflog:{name}")
+            if found[-1] not in told:
+                why = (
+                    f"the reflog {name} is {'no regular file' if log.unreadable else 'gone'}: what it told is not known"
+                )
+                self.prepared.gap("reflog_unreadable", why, self.stored.at, None, {"log": name})
+        if replaced := repository.replaced():
+            found.append(f"replaced:{hashlib.sha256(' '.join(replaced).encode()).hexdigest()}")
+            if found[-1] not in told:
+                why = "git puts other objects in the place of some (refs/replace): the prompt may not hold what is recorded"
+                details = {"refs": replaced[:NAMED], "refs_total": len(replaced)}
+                self.prepared.gap("replaced", why, self.stored.at, None, details)
+        return " ".join(found)
 
     def _check_tip(self, objects: Objects, tip: str | None) -> None:
         """What cannot be read may be there in the next run; a tree that is malformed stays so, and is recorded as such."""

@@ -42,5 +42,6 @@ class Known:
         """What it last recorded of each file, by its block; the repository's own history is none."""
         prefix, column = block_id(self._agent, ""), tables.block.c.block_id
         with self._ledger.engine.connect() as connection:
-            ids = connection.execute(select(column).where(column.startswith(prefix, autoescape=True))).scalars().all()
+            alike = connection.execute(select(column).where(column.startswith(prefix, autoescape=True))).scalars()
+            ids = [one for one in alike if one.startswith(prefix)]  # SQLite's LIKE takes `a` for `A`
             return read_block_states(connection, self._signer, ids)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.objects import Entry
 
 __all__ = ["AgentMemory", "Home", "layout_of"]
-
-_AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,10 @@ class Home:
         """The memories there are, each agent once: a local one before a checkout of the cloud's."""
         found: dict[str, list[Path]] = {}
         for parent in self._parents:
-            for folder in sorted(parent.glob("*/memory")):
-                if folder.is_dir() and _AGENT.fullmatch(folder.parent.name):
-                    found.setdefault(folder.parent.name, []).append(folder)
+            for name in _names(parent):
+                folder = parent / name / "memory"
+                if os.path.lexists(folder):  # a link to nowhere too: reading it tells what is wrong
+                    found.setdefault(quote(os.fsencode(name), safe=""), []).append(folder)  # no name is left out
         return [AgentMemory(agent, first, tuple(others)) for agent, (first, *others) in found.items()]
 
     def holds(self, path: Path) -> bool:
@@ -67,6 +66,13 @@ class Home:
     @property
     def _parents(self) -> tuple[Path, Path]:
         return self.backend / "memfs", self.letta / "agents"
+
+
+def _names(parent: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(parent))
+    except OSError:
+        return []
 
 
 def layout_of(tree: Mapping[bytes, Entry]) -> str:

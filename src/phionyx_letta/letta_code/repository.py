@@ -87,6 +87,8 @@ class LogRead:
     found: bool = True
     """False: the line read last is not in it any more, and `entries` are all there are."""
     exists: bool = True
+    unreadable: bool = False
+    """Something is there that is not read: a link, a pipe, or what nobody may read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,15 @@ class MemoryRepository:
             time.sleep(_PAUSE)
         raise MemoryUnreadable(f"{self.path} keeps changing while it is read", "it is tried again in the next run")
 
+    def replaced(self) -> list[str]:
+        """The references under `refs/replace`: Letta Code reads with git, which puts what they name in the place of objects.
+
+        Raises:
+            StoreError: git cannot tell.
+        """
+        said = self.git.run("for-each-ref", "--format=%(refname)=%(objectname)", "refs/replace/") or ""
+        return said.split()
+
     def shallow(self) -> frozenset[str]:
         """The commits at which a shallow clone's history was cut off, as the repository claims."""
         data = _read(self.common_dir / "shallow", _MAX_READ) or b""
@@ -171,7 +182,7 @@ class MemoryRepository:
         try:
             opened = open_regular(path)
         except (OSError, ValueError):
-            return LogRead(exists=False, found=not place.length)
+            return LogRead(exists=False, found=not place.length, unreadable=os.path.lexists(path))
         with opened as file:
             start = _find(file, place)
             found = LogRead(found=start is not None, end=place if start is not None else LogPlace())
@@ -272,6 +283,8 @@ def _git_dir(path: Path) -> Path:
     named = _read(dot, 4096)
     if named is None or not named.startswith(b"gitdir: "):
         return dot
+    if b"\0" in named:
+        raise MemoryUnreadable(f"the file {dot} names no folder", "check it: it holds a NUL")
     return path / os.fsdecode(named[8:].strip())
 
 

@@ -117,6 +117,10 @@ def ingest(ledger: SqlLedger, key: PluginKey, settings: Settings, memories: Sequ
                 unusable = error  # the ledger, unless something else can be recorded in it
             result.note(memory, path, error.message, error.remedy)
             continue
+        except Exception as error:  # whatever a hostile repository brings about is its own agent's problem
+            what = f"the memory {path} of {memory.agent_id} cannot be read: {type(error).__name__}: {error}"
+            result.note(memory, path, what, "check its files; the other memories were recorded")
+            continue
         result.agents.append({**vars(report), **_present(report)})
     if unusable is not None and not result.agents:
         raise unusable
@@ -135,7 +139,7 @@ def missing_memories(ledger: SqlLedger, key: PluginKey, home: Home) -> list[Agen
         if cursor.host == platform.node()
         and cursor.problem != "gone"
         and home.holds(Path(cursor.path))
-        and not Path(cursor.path).is_dir()
+        and not os.path.lexists(cursor.path)
     ]
 
 
@@ -153,8 +157,8 @@ def _present(report: AgentReport) -> dict[str, Any]:
         with Objects(MemoryRepository(path).git) as objects:
             tree = objects.tree(objects.commit(report.tip).tree) if report.tip else {}
             return {"layout": layout_of(tree), "uncommitted": uncommitted(objects, path, report.tip)}
-    except PhionyxError as error:
-        return {"layout": "unknown", "uncommitted": [{"path": "", "state": "not_compared", "why": error.message}]}
+    except Exception as error:
+        return {"layout": "unknown", "uncommitted": [{"path": "", "state": "not_compared", "why": str(error)}]}
 
 
 def _sign(ledger: SqlLedger, key: PluginKey, settings: Settings, result: Ingested) -> None:

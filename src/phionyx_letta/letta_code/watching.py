@@ -18,7 +18,7 @@ from phionyx_letta.letta_code.hooks import Hooks
 from phionyx_letta.letta_code.places import AgentMemory, Home
 from phionyx_letta.letta_code.proposals import Proposals
 from phionyx_letta.letta_code.queue import queue_path, read_notes
-from phionyx_letta.letta_code.sealing import Ingested, ingest, opened_ledger
+from phionyx_letta.letta_code.sealing import Ingested, ingest, missing_memories, opened_ledger
 from phionyx_letta.letta_code.sessions import Sessions
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.settings import Settings
@@ -85,7 +85,7 @@ class Watch:
             if hooks.installed:
                 hooks.cover(memories)
             changed = self._changed(memories)
-            if changed or (self._undelivered and time.monotonic() >= self._again_at):
+            if changed or self._passes == 1 or (self._undelivered and time.monotonic() >= self._again_at):
                 self._record(changed, found)
             if self._undelivered:
                 found.errors.append("not every sink took the newest checkpoint; it is offered again")
@@ -98,6 +98,7 @@ class Watch:
 
     def _record(self, changed: Sequence[AgentMemory], found: Pass) -> None:
         with opened_ledger(self._url) as ledger:
+            changed = [*changed, *(missing_memories(ledger, self._key, self._home) if self._passes == 1 else [])]
             if changed:
                 found.ingested = ingest(ledger, self._key, self._settings, changed)
                 found.errors += [problem["what"] for problem in found.ingested.problems]

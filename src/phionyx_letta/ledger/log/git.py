@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,7 +27,9 @@ _NAME = "checkpoint"
 _TIMEOUT = 60.0  # s, for one git command: a repository on a slow disk
 _TRIES = 5
 _GC_EVERY = 500
+_MAX_MEMORY = 1 << 30  # bytes of its own that git may hold: the repository decides how large its objects are
 _OVERRIDES = {
+    "core.bigFileThreshold": "16m",  # what is larger is not held in memory
     "core.hooksPath": os.devnull,
     "core.commitGraph": "false",  # a cache of who is whose parent, which an attacker may edit
     "core.fsmonitor": "false",  # may name a program
@@ -138,6 +141,10 @@ class GitRepository:
             env=_environment(self.path),
         )
         try:
+            if sys.platform == "linux":
+                import resource
+
+                resource.prlimit(process.pid, resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
             yield process
         finally:
             process.kill()
