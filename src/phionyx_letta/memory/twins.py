@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from phionyx_letta.errors import UntrustedPatch
+from phionyx_letta.errors import TargetRefused, UntrustedPatch
 from phionyx_letta.memory.patches import MemoryPatch, check_trust
 from phionyx_letta.memory.stored import Patches
 from phionyx_letta.signing import Verifier
 
-__all__ = ["pending_twin", "save_once"]
+__all__ = ["MOST_PENDING", "pending_twin", "save_once"]
+
+#: So many patches of one target may wait: nobody reviews more, and each is compared with what is proposed next.
+MOST_PENDING = 100
 
 
 def pending_twin(patch: MemoryPatch, store: Patches, verifier: Verifier | None) -> MemoryPatch | None:
@@ -32,7 +35,15 @@ def save_once(patch: MemoryPatch, store: Patches, verifier: Verifier | None) -> 
 
     Raises:
         StoreError: the store cannot be written.
+        TargetRefused: `MOST_PENDING` patches of its target wait already.
     """
     with store.exclusive():
         twin = pending_twin(patch, store, verifier)
-        return twin if twin is not None else store.save(patch)
+        if twin is not None:
+            return twin
+        if sum(one.file_path == patch.file_path for one in store.summaries("pending")) >= MOST_PENDING:
+            raise TargetRefused(
+                f"nothing was written: {MOST_PENDING} changes of {patch.file_path} wait for review already",
+                "try it again when a person has decided about some of them",
+            )
+        return store.save(patch)

@@ -9,8 +9,8 @@ import pytest
 from memory_helpers import patch
 
 from phionyx_letta import Ed25519Signer
-from phionyx_letta.errors import DiffConflictError
-from phionyx_letta.memory import LivingMemory
+from phionyx_letta.errors import DiffConflictError, TargetRefused
+from phionyx_letta.memory import LivingMemory, twins
 from phionyx_letta.memory.merging import both_added
 from phionyx_letta.memory.patches import transition
 from phionyx_letta.memory.stored import Patches
@@ -126,3 +126,15 @@ class TestTheSameAgain:
     def test_is_not_swallowed_by_a_forged_one(self, living: LivingMemory) -> None:
         forged = living.store.save(proposed("name: Ann\ntea", signer=Ed25519Signer("99" * 32)))
         assert save_once(proposed("name: Ann\ntea"), living.store, living.verifier).patch_id != forged.patch_id
+
+    def test_is_still_found_where_no_more_may_wait_and_anything_else_is_refused(
+        self, living: LivingMemory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(twins, "MOST_PENDING", 2)
+        first, _ = (save_once(proposed(f"Ann {n}"), living.store, living.verifier) for n in range(2))
+        with pytest.raises(TargetRefused, match="2 changes of b wait for review already"):
+            save_once(proposed("name: Ann\ntea"), living.store, living.verifier)
+        assert save_once(proposed("Ann 0"), living.store, living.verifier).patch_id == first.patch_id
+        living.reject(first)
+        save_once(proposed("name: Ann\ntea"), living.store, living.verifier)
+        assert living.store.count("pending") == 2
