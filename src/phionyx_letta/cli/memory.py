@@ -14,7 +14,7 @@ import typer
 from phionyx_letta.cli.failures import FAILED, CommandError, exit_code
 from phionyx_letta.cli.memory_evidence import evidence_left, print_evidence
 from phionyx_letta.cli.memory_pages import print_list, print_log, print_patch, step_through
-from phionyx_letta.cli.memory_sources import STORE, find_patch, open_memory, read_session
+from phionyx_letta.cli.memory_sources import STORE, elsewhere, find_patch, open_memory, read_session
 from phionyx_letta.cli.options import Json
 from phionyx_letta.cli.output import answer, complain, safe
 from phionyx_letta.errors import DiffConflictError, PatchChanged, PhionyxError, TargetRefused, UntrustedPatch
@@ -185,8 +185,11 @@ def review(
     pending = [
         listed(one, living.verifier, living.store, living.targets, living.policy) for one in living.pending_patches()
     ]
+    note = elsewhere(store_path)
     answer(
-        {"patches": pending, "count": len(pending)}, as_json=as_json, show=lambda console: print_list(console, pending)
+        {"patches": pending, "count": len(pending)},
+        as_json=as_json,
+        show=lambda console: print_list(console, pending, note),
     )
     return 0
 

@@ -32,10 +32,12 @@ _TARGETS = {
 _QUESTION = "[a]pprove, [r]eject, [e]dit, [s]kip, [q]uit"
 
 
-def print_list(console: Console, patches: Sequence[Mapping[str, Any]]) -> None:
-    """Print the pending patches."""
+def print_list(console: Console, patches: Sequence[Mapping[str, Any]], note: str | None = None) -> None:
+    """Print the pending patches; where there are none, the note."""
     if not patches:
         console.print("No pending memory patches to review.")
+        if note is not None:
+            console.print(note, soft_wrap=True)
         return
     for one in patches:
         console.print(_line(one, "created_at", "category", "file_path"), soft_wrap=True)

@@ -38,6 +38,18 @@ def store_path_of(given: str | None) -> str:
     return given or load_settings().memory_store or STORE
 
 
+def elsewhere(given: str | None) -> str | None:
+    """What to say of an empty store that nobody named, where a Letta server's database is: its sessions propose into that."""
+    from phionyx_letta.settings import load_settings
+
+    if given or load_settings().memory_store or not os.environ.get("LETTA_PG_URI"):
+        return None
+    return (
+        f"This is {STORE}; the sessions of a server propose into its database: "
+        'export PHIONYX_LETTA_MEMORY_STORE="$LETTA_PG_URI"'
+    )
+
+
 _MOST_BYTES = 64 * 2**20
 
 

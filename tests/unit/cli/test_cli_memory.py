@@ -141,6 +141,12 @@ class TestTheWholeWay:
 
 
 class TestReview:
+    def test_nothing_pending_here_while_a_servers_database_is_named(self, here, monkeypatch):
+        monkeypatch.setenv("LETTA_PG_URI", "postgresql://letta@127.0.0.1/letta")
+        assert 'export PHIONYX_LETTA_MEMORY_STORE="$LETTA_PG_URI"' in run("memory", "review").stdout
+        monkeypatch.setenv("PHIONYX_LETTA_MEMORY_STORE", "patches.jsonl")
+        assert run("memory", "review").stdout == "No pending memory patches to review.\n"
+
     def test_nothing_pending(self, here):
         assert run("memory", "review").stdout == "No pending memory patches to review.\n"
         assert run("memory", "log").stdout == "No patches found.\n"
