@@ -32,7 +32,8 @@ COMMANDS = (
     *("receipt", "export"),
     *(f"keys {one}" for one in ("rotate", "revoke", "history")),
     *(f"session {one}" for one in ("list", "show", "end", "retry")),
-    *(f"code {one}" for one in ("ingest", "verify", "apply", "revert", "watch", "install", "uninstall", "status")),
+    *(f"code {one}" for one in ("ingest", "verify", "watch", "install", "uninstall", "status")),
+    *(f"code {one}" for one in ("review", "approve", "reject", "rebase", "apply", "revert")),
     *(f"memory {one}" for one in ("propose", "review", "approve", "reject", "apply", "rebase", "revert", "log")),
 )
 
