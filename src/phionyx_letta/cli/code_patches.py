@@ -15,7 +15,7 @@ from phionyx_letta.cli.code import CodeLedger, LettaDir, chosen_memories, ledger
 from phionyx_letta.cli.code_hooks import code
 from phionyx_letta.cli.failures import FAILED, OK, CommandError
 from phionyx_letta.cli.memory import By, PatchId, Reason, Seen
-from phionyx_letta.cli.memory_pages import print_log, print_patch, step_through
+from phionyx_letta.cli.memory_pages import print_log, print_review
 from phionyx_letta.cli.memory_sources import find_patch
 from phionyx_letta.cli.options import Json
 from phionyx_letta.cli.output import answer, safe
@@ -48,23 +48,19 @@ def review(
     from phionyx_letta.memory.reviewing import listed
 
     living = _living(letta_dir, ledger)
-    if interactive:
-        if as_json:
-            raise CommandError("--interactive asks questions, so it prints no JSON object", "leave out one of the two")
-        return step_through(living, by, "code review")
-    if patch_id is not None:
-        described = living.review(find_patch(living, patch_id))
-        answer(described, as_json=as_json, show=lambda console: print_patch(console, described))
+
+    def listing() -> int:
+        waiting = [one for status in ("pending", "approved") for one in living.store.list_by_status(status)]
+        patches = [
+            listed(one, living.verifier, living.store, living.targets, living.policy)
+            for one in waiting
+            if _is_here(living, one)
+        ]
+        page = {"patches": patches, "count": len(patches)}
+        answer(page, as_json=as_json, show=lambda console: print_log(console, patches))
         return OK
-    waiting = [one for status in ("pending", "approved") for one in living.store.list_by_status(status)]
-    patches = [
-        listed(one, living.verifier, living.store, living.targets, living.policy)
-        for one in waiting
-        if _is_here(living, one)
-    ]
-    page = {"patches": patches, "count": len(patches)}
-    answer(page, as_json=as_json, show=lambda console: print_log(console, patches))
-    return OK
+
+    return print_review(living, patch_id, listing, interactive=interactive, by=by, as_json=as_json, lists="code review")
 
 
 @code.command(short_help="Approve a pending patch without applying it.")
@@ -107,14 +103,19 @@ def rebase(
 
 @code.command(short_help="Commit an approved patch to a memory.")
 def apply(
-    patch_id: PatchId, by: By = None, letta_dir: LettaDir = None, ledger: CodeLedger = None, as_json: Json = False
+    patch_id: PatchId,
+    content: Seen = None,
+    by: By = None,
+    letta_dir: LettaDir = None,
+    ledger: CodeLedger = None,
+    as_json: Json = False,
 ) -> int:
     """Commit a pending or approved patch to its agent's memory, through Letta's own validator, and record the commit.
 
     HEAD has to be the commit that was read, and everything has to be committed; a file that changed since is a conflict (exit 1).
     Patches are listed, shown, approved and rejected with `code review`, `code approve` and `code reject`.
     """
-    return _decided("apply", patch_id, by, letta_dir, ledger, as_json)
+    return _decided("apply", patch_id, by, letta_dir, ledger, as_json, content)
 
 
 @code.command(short_help="Take an applied patch back by a new commit.")
@@ -125,7 +126,15 @@ def revert(
     return _decided("revert", patch_id, by, letta_dir, ledger, as_json)
 
 
-def _decided(act: str, prefix: str, by: str | None, letta_dir: Path | None, ledger: str | None, as_json: bool) -> int:
+def _decided(
+    act: str,
+    prefix: str,
+    by: str | None,
+    letta_dir: Path | None,
+    ledger: str | None,
+    as_json: bool,
+    content: str | None = None,
+) -> int:
     from phionyx_letta.letta_code.sealing import ingest as record
     from phionyx_letta.letta_code.sealing import opened_ledger
     from phionyx_letta.plugin.runtime import load_key
@@ -139,7 +148,7 @@ def _decided(act: str, prefix: str, by: str | None, letta_dir: Path | None, ledg
     if known is not None:
         with opened_ledger(url) as opened:  # the commit will name the newest envelope
             record(opened, load_key(settings), settings, _of_patch(memories, known.file_path))
-    patch = proposals.apply(patch_id, by=by) if act == "apply" else proposals.revert(patch_id, by=by)
+    patch = proposals.apply(patch_id, by=by, content=content) if act == "apply" else proposals.revert(patch_id, by=by)
     with opened_ledger(url) as opened:
         result = record(opened, load_key(settings), settings, _of_patch(memories, patch.file_path))
     page = {

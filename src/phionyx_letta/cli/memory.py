@@ -13,7 +13,7 @@ import typer
 
 from phionyx_letta.cli.failures import FAILED, CommandError, exit_code
 from phionyx_letta.cli.memory_evidence import evidence_left, print_evidence
-from phionyx_letta.cli.memory_pages import print_list, print_log, print_patch, step_through
+from phionyx_letta.cli.memory_pages import print_list, print_log, print_review
 from phionyx_letta.cli.memory_sources import STORE, elsewhere, find_patch, open_memory, read_session
 from phionyx_letta.cli.options import Json
 from phionyx_letta.cli.output import answer, complain, safe
@@ -172,26 +172,18 @@ def review(
     from phionyx_letta.memory.reviewing import listed
 
     living = open_memory(store_path, paths)
-    if interactive:
-        if as_json:
-            raise CommandError(
-                "--interactive asks questions, so it cannot print one JSON object", "leave out one of the two"
-            )
-        return step_through(living, by)
-    if patch_id is not None:
-        described = living.review(find_patch(living, patch_id))
-        answer(described, as_json=as_json, show=lambda console: print_patch(console, described))
+
+    def listing() -> int:
+        pending = [
+            listed(one, living.verifier, living.store, living.targets, living.policy)
+            for one in living.pending_patches()
+        ]
+        note = elsewhere(store_path)
+        page = {"patches": pending, "count": len(pending)}
+        answer(page, as_json=as_json, show=lambda console: print_list(console, pending, note))
         return 0
-    pending = [
-        listed(one, living.verifier, living.store, living.targets, living.policy) for one in living.pending_patches()
-    ]
-    note = elsewhere(store_path)
-    answer(
-        {"patches": pending, "count": len(pending)},
-        as_json=as_json,
-        show=lambda console: print_list(console, pending, note),
-    )
-    return 0
+
+    return print_review(living, patch_id, listing, interactive=interactive, by=by, as_json=as_json)
 
 
 @memory.command(short_help="Approve a pending patch without applying it.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from phionyx_letta.cli.output import complain, safe, stdout
+from phionyx_letta.cli.failures import OK, CommandError
+from phionyx_letta.cli.memory_sources import find_patch
+from phionyx_letta.cli.output import answer, complain, safe, stdout
 from phionyx_letta.errors import PhionyxError
 
 if TYPE_CHECKING:
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
     from phionyx_letta.memory import LivingMemory, MemoryPatch
 
-__all__ = ["print_list", "print_log", "print_patch", "step_through"]
+__all__ = ["print_list", "print_log", "print_review"]
 
 _STATUS_STYLES = {
     "pending": "yellow",
@@ -30,6 +32,43 @@ _TARGETS = {
     "missing": "does not exist any more",
 }
 _QUESTION = "[a]pprove, [r]eject, [e]dit, [s]kip, [q]uit"
+
+
+def print_review(
+    living: LivingMemory,
+    named: str | None,
+    listing: Callable[[], int],
+    *,
+    interactive: bool,
+    by: str | None,
+    as_json: bool,
+    lists: str = "memory log --status approved",
+) -> int:
+    """What the two commands `review` do: go through the pending patches, show one, or list; return the exit code.
+
+    Args:
+        living: whose patches.
+        named: id of the one to show, or its first digits.
+        listing: prints the list.
+        interactive: go through the pending ones.
+        by: who decides.
+        as_json: one JSON object is wanted.
+        lists: the command that lists what was approved.
+
+    Raises:
+        CommandError: questions cannot be asked in JSON, or there is no such patch.
+    """
+    if interactive:
+        if as_json:
+            raise CommandError(
+                "--interactive asks questions, so it cannot print one JSON object", "leave out one of the two"
+            )
+        return step_through(living, by, lists)
+    if named is None:
+        return listing()
+    described = living.review(find_patch(living, named))
+    answer(described, as_json=as_json, show=lambda console: print_patch(console, described))
+    return OK
 
 
 def print_list(console: Console, patches: Sequence[Mapping[str, Any]], note: str | None = None) -> None:
@@ -86,7 +125,7 @@ def print_patch(console: Console, described: Mapping[str, Any]) -> None:
         console.print(diff_text(described["diff_recorded"]), soft_wrap=True)
 
 
-def step_through(living: LivingMemory, by: str | None, lists: str = "memory log --status approved") -> int:
+def step_through(living: LivingMemory, by: str | None, lists: str) -> int:
     """Ask about each pending patch in turn; one that fails is named, and the others still come."""
     import typer
 

@@ -51,12 +51,12 @@ class Proposals:
             occurrence_threshold=threshold,
         )
 
-    def apply(self, patch_id: str, *, by: str | None = None) -> MemoryPatch:
+    def apply(self, patch_id: str, *, by: str | None = None, content: str | None = None) -> MemoryPatch:
         """Commit a patch; see `LivingMemory.apply` for what is raised."""
         by = by or reviewer()
         self._settle(patch_id)
         with self.targets.attributed("Apply an approved memory patch", patch=patch_id, reviewer=by):
-            return self.living.apply(patch_id, by=by)
+            return self.living.apply(patch_id, by=by, content=content)
 
     def revert(self, patch_id: str, *, by: str | None = None) -> MemoryPatch:
         """Take a patch back by a new commit; see `LivingMemory.revert` for what is raised."""

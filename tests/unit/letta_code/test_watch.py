@@ -269,7 +269,9 @@ class TestCommands:
         assert (approved[0], approved[1]["status"]) == (0, "approved")
         assert self.run(tmp_path, "reject", other.patch_id, "--reason", "no")[1]["status"] == "rejected"
         assert [one["status"] for one in self.run(tmp_path, "review")[1]["patches"]] == ["approved"]
-        code, page = self.run(tmp_path, "apply", patch.patch_id[:8], "--by", "rita")
+        code, page = self.run(tmp_path, "apply", patch.patch_id[:8], "--content", "0" * 64)
+        assert (code, "is not what was reviewed" in page["error"]) == (1, True)
+        code, page = self.run(tmp_path, "apply", patch.patch_id[:8], "--by", "rita", "--content", shown["content"])
         assert (code, page["status"], page["envelopes"]) == (0, "applied", 1)
         assert self.run(tmp_path, "review")[1]["count"] == 0
 

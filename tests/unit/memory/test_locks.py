@@ -210,7 +210,7 @@ def test_the_process_that_proposes_answers_while_it_waits_for_the_store(
 
     from phionyx_letta.plugin.letta_sessions import Agent
     from phionyx_letta.plugin.session_queue import Claim
-    from phionyx_letta.plugin.sessions import Pipe, Sessions
+    from phionyx_letta.plugin.sessions import Pipe, Sessions, WithinBudget
     from phionyx_letta.settings import Settings
 
     url = postgres.new_database("proposing")
@@ -246,7 +246,8 @@ def test_the_process_that_proposes_answers_while_it_waits_for_the_store(
         ticks = 0
         stuck = SqlPatchStore(ledgers(url))
         with stuck.exclusive():
-            work = asyncio.create_task(sessions._propose(Claim("s", "a", None, 1), agent, [], records, Model()))
+            model = WithinBudget(Model(), left=None)
+            work = asyncio.create_task(sessions._propose(Claim("s", "a", None, 1), agent, [], records, model))
             began = time.monotonic()
             while ticks < 50 and time.monotonic() - began < 9:
                 await asyncio.sleep(0.01)
