@@ -6,22 +6,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phionyx_letta.errors import StoreError
+from phionyx_letta.errors import PhionyxError, StoreError
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code.changes import block_id, file_name
 from phionyx_letta.letta_code.contents import ABSENT
 from phionyx_letta.letta_code.cursor import read_cursor
-from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectUnreadable, TooManyFiles
 from phionyx_letta.letta_code.history import NAMED
 from phionyx_letta.letta_code.known import Known
 from phionyx_letta.letta_code.objects import Objects
 from phionyx_letta.letta_code.places import AgentMemory
 from phionyx_letta.letta_code.repository import MemoryRepository
 from phionyx_letta.letta_code.trees import changed_files
+from phionyx_letta.letta_code.turns import Turn
 from phionyx_letta.letta_code.working_tree import uncommitted
 from phionyx_letta.signing import Signer
 
 __all__ = ["Checked", "check_memory"]
+
+#: For one memory; of which git may say nothing.
+_SECONDS, _SILENCE = 60.0, 5.0
 
 
 @dataclass
@@ -54,9 +57,9 @@ def check_memory(ledger: SqlLedger, signer: Signer, memory: AgentMemory) -> Chec
     path = memory.recorded_at(cursor.path)
     try:
         repository = MemoryRepository(path)
-        replaced = repository.replaced()
-        with Objects(repository.git) as objects:
+        with Objects(repository.git, Turn(_SECONDS, silence=_SILENCE, final=False)) as objects:
             head = objects.head()
+            replaced = repository.replaced(objects)
             found = Checked(memory.agent_id, "ok", head, cursor.at)
             found.uncommitted = uncommitted(objects, path, head)
             tree = objects.commit(head).tree if head else None
@@ -64,7 +67,7 @@ def check_memory(ledger: SqlLedger, signer: Signer, memory: AgentMemory) -> Chec
                 block_id(memory.agent_id, file_name(path)): objects.content(entry).digest
                 for path, _, entry in changed_files(objects, None, tree)
             }
-    except (MemoryUnreadable, ObjectUnreadable, TooManyFiles) as error:
+    except PhionyxError as error:
         return Checked(memory.agent_id, "unreadable", recorded=cursor.at, why=error.message)
     except Exception as error:  # whatever a hostile repository brings about is its own agent's problem
         why = f"{path}: {type(error).__name__}: {error}"

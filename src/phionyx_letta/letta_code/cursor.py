@@ -19,7 +19,7 @@ from phionyx_letta.ledger.bulk import upsert_rows
 from phionyx_letta.ledger.tree import derived_key
 from phionyx_letta.letta_code.repository import LogPlace
 
-__all__ = ["SOURCE", "Cursor", "create_table", "read_cursor", "read_cursors", "store_cursor"]
+__all__ = ["SOURCE", "Cursor", "create_table", "foreign", "read_cursor", "read_cursors", "store_cursor"]
 
 #: `metadata.letta.source` of every envelope made here.
 SOURCE = "letta-code"
@@ -53,6 +53,8 @@ class Cursor:
     """The machine that recorded it: a ledger may be shared, and a path means something on one of them."""
     problem: str = ""
     """What the last run found wrong with the repository as a whole, so that it is recorded once."""
+    chain: int = 0
+    """Envelopes of the agent's chain that are known to be Letta Code's."""
 
 
 def create_table(connection: Connection) -> None:
@@ -108,6 +110,17 @@ def _from_envelopes(connection: Connection, agent: str) -> Cursor:
             head = letta["head"] if isinstance(letta["head"], str) else None
             return Cursor(tip=head, at=head)
     return Cursor()
+
+
+def foreign(connection: Connection, agent: str, start: int) -> str | None:
+    """Who made the first envelope of the agent's chain, from place `start` on, that is not Letta Code's; None if all are."""
+    columns = tables.envelope.c
+    query = select(columns.body).where(columns.trace_id == agent, columns.position >= start).order_by(columns.position)
+    with connection.execution_options(yield_per=100).execute(query) as bodies:
+        for body in bodies.scalars():
+            if _letta(body).get("source") != SOURCE:
+                return str(json.loads(body).get("producer") or "somebody else")[:100]
+    return None
 
 
 def _letta(body: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from phionyx_letta.errors import StoreError
-from phionyx_letta.ledger.log.git import GitRepository
 from phionyx_letta.letta_code.errors import ObjectUnreadable
 from phionyx_letta.letta_code.objects import Objects
 from phionyx_letta.letta_code.repository import HEAD_LOG, LogEntry, LogPlace, LogRead, Snapshot
@@ -163,14 +162,11 @@ def _after_loss(cursor: str | None, log: LogRead) -> LogRead:
     return replace(log, entries=[], places=[])
 
 
-def steps(
-    objects: Objects, git: GitRepository, move: Move, recorded: Callable[[Sequence[str]], str | None]
-) -> Iterator[Forward | Back]:
+def steps(objects: Objects, move: Move, recorded: Callable[[Sequence[str]], str | None]) -> Iterator[Forward | Back]:
     """The steps of one move.
 
     Args:
         objects: of the repository.
-        git: the same repository, for what needs a walk of its whole graph.
         move: from where to where; `new` must be readable.
         recorded: the first of these commits that the ledger has; asked only where nothing else tells where to go on.
 
@@ -188,11 +184,11 @@ def steps(
     if newest.parents[:1] == (move.old,):
         yield from _forward(objects, [Node(newest.oid, newest.parents)])
         return
-    yield from _between(objects, git, move.old, move.new, recorded)
+    yield from _between(objects, move.old, move.new, recorded)
 
 
 def _between(
-    objects: Objects, git: GitRepository, old: str, new: str, recorded: Callable[[Sequence[str]], str | None]
+    objects: Objects, old: str, new: str, recorded: Callable[[Sequence[str]], str | None]
 ) -> Iterator[Forward | Back]:
     vanished = not _readable(objects, old)
     met, ahead, behind = (None, [], []) if vanished else _meeting(objects, old, new)
@@ -200,7 +196,7 @@ def _between(
         yield from _forward(objects, ahead)
         return
     if not vanished and any(len(commit.parents) > 1 for commit in ahead):
-        path = _ancestry(objects, git, old, new)
+        path = _ancestry(objects, old, new)
         if path is not None:
             yield from path
             return
@@ -290,10 +286,10 @@ def _until(seen: dict[str, Node], oid: str) -> list[Node]:
     return found
 
 
-def _ancestry(objects: Objects, git: GitRepository, old: str, new: str) -> list[Forward] | None:
+def _ancestry(objects: Objects, old: str, new: str) -> list[Forward] | None:
     """The way from `old` to a `new` that has it among its ancestors, but not its first ones; None if it has not."""
     try:
-        said = git.run("rev-list", "--ancestry-path", "--parents", f"^{old}", new, "--", failing_is_none=True)
+        said = objects.git("rev-list", "--ancestry-path", "--parents", f"^{old}", new, "--", failing_is_none=True)
     except StoreError:
         return None
     if not said:

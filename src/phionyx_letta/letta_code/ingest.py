@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sqlalchemy import Connection
+
 from phionyx_letta.errors import PhionyxError, StoreError
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.statements import refuse_retired
 from phionyx_letta.ledger.writer import LedgerWriter
-from phionyx_letta.letta_code.cursor import Cursor, create_table, read_cursor, store_cursor
+from phionyx_letta.letta_code.cursor import Cursor, create_table, foreign, read_cursor, store_cursor
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectMalformed, ObjectUnreadable, TooManyFiles
 from phionyx_letta.letta_code.history import NAMED, Back, Forward, Move, moves, steps
 from phionyx_letta.letta_code.known import Known
@@ -26,6 +28,7 @@ from phionyx_letta.letta_code.preparing import AgentReport, Found, Preparation
 from phionyx_letta.letta_code.queue import Notes
 from phionyx_letta.letta_code.repository import HEAD_LOG, MemoryRepository, Snapshot
 from phionyx_letta.letta_code.trees import changed_files, compared
+from phionyx_letta.letta_code.turns import Turn, TurnOver
 from phionyx_letta.letta_code.writing import write_items
 from phionyx_letta.plugin.runtime import PluginKey
 
@@ -77,16 +80,17 @@ class Recorder:
             assert connection is not None
             create_table(connection)
 
-    def record(self, agent: str, path: Path) -> AgentReport:
-        """Record what is new in one agent's memory.
+    def record(self, agent: str, path: Path, turn: Turn | None = None) -> AgentReport:
+        """Record what is new in one agent's memory, until its turn is over.
 
         Raises:
             MemoryUnreadable: the repository cannot be read as it stands, or another process is always faster.
+            TurnOver: git said nothing in this turn.
             LedgerUnavailable, SigningKeyError: nothing more is recorded.
         """
         for _ in range(_OVERTAKEN):
             try:
-                return _Run(self, agent, path).run()
+                return _Run(self, agent, path, turn or Turn()).run()
             except _OvertakenError:
                 continue
             except (ObjectUnreadable, TooManyFiles) as error:
@@ -99,14 +103,15 @@ class Recorder:
 class _Run:
     """One pass over one repository."""
 
-    def __init__(self, recorder: Recorder, agent: str, path: Path) -> None:
-        self.recorder, self.agent, self.path = recorder, agent, path
+    def __init__(self, recorder: Recorder, agent: str, path: Path, turn: Turn) -> None:
+        self.recorder, self.agent, self.path, self.turn = recorder, agent, path, turn
         self.ledger, self.signer = recorder.ledger, recorder.key.signer
         self.report = AgentReport(agent, str(path))
         self.known = Known(self.ledger, self.signer, agent)
         self.prepared = Preparation(self.report, self.known, recorder.notes, include_text=recorder.include_text)
         with self.ledger.engine.connect() as connection:
             self.stored = read_cursor(connection, self.signer, agent)
+        self.reached = self.stored  # what may be written: after whole commits only
 
     def run(self) -> AgentReport:
         try:
@@ -114,27 +119,50 @@ class _Run:
         except MemoryUnreadable:
             self._note_gone()
             raise
-        with Objects(repository.git) as objects:
-            snapshot = repository.snapshot(objects, self.stored.places, self.stored.ref)
-            self.report.tip, self.report.branch = snapshot.tip, snapshot.ref
-            self._check_tip(objects, snapshot.tip)
-            self.prepared.log_gaps(snapshot, self.stored.at)
-            problem = self._standing(repository, snapshot)
-            cursor = replace(self.stored, ref=snapshot.ref, path=str(self.path), host=platform.node(), problem=problem)
-            pending = cursor.at != cursor.tip
-            for move in moves(cursor.tip, snapshot, self.stored.ref, self.stored.places):
-                cursor = self._move(objects, repository, move, cursor, resumed=pending)
-                pending = False
-                if len(self.prepared.items) >= self.recorder.batch:
-                    self._write(cursor)
-            if pending:  # a move was cut short, and HEAD is back where it began
-                move = Move(cursor.tip, snapshot.tip, None, cursor.places)
-                cursor = self._move(objects, repository, move, cursor, resumed=True)
-        if cursor != self.stored or self.prepared.items:
-            self._write(cursor)
+        with Objects(repository.git, self.turn) as objects:
+            try:
+                self._record(objects, repository)
+            except TurnOver as over:
+                self.prepared.drop_unsettled()
+                if over.silent and not self.prepared.items and self.reached == self.stored:
+                    raise
+                self.report.unfinished = over.message
+        if self.reached != self.stored or self.prepared.items:
+            self._write(self.reached)
         return self.report
 
-    def _standing(self, repository: MemoryRepository, snapshot: Snapshot) -> str:
+    def _record(self, objects: Objects, repository: MemoryRepository) -> None:
+        """Prepare what is new. The branch, and what the logs lack, are told at the end: until then the logs are read on."""
+        snapshot = repository.snapshot(objects, self.stored.places, self.stored.ref)
+        self.report.tip, self.report.branch = snapshot.tip, snapshot.ref
+        self._check_tip(objects, snapshot.tip)
+        problem = self._standing(objects, repository, snapshot)
+        cursor = replace(self.stored, path=str(self.path), host=platform.node(), problem=problem)
+        self._settle(cursor)
+        pending = cursor.at != cursor.tip
+        for move in moves(cursor.tip, snapshot, self.stored.ref, self.stored.places):
+            self._next()
+            cursor = self._move(objects, repository, move, cursor, resumed=pending)
+            self._settle(cursor)
+            pending = False
+        if pending:  # a move was cut short, and HEAD is back where it began
+            move = Move(cursor.tip, snapshot.tip, None, cursor.places)
+            cursor = self._move(objects, repository, move, cursor, resumed=True)
+        self.prepared.log_gaps(snapshot, cursor.at)
+        self._settle(replace(cursor, ref=snapshot.ref))
+
+    def _settle(self, cursor: Cursor) -> None:
+        """All that is prepared leads to this cursor."""
+        self.prepared.settle()
+        self.reached = cursor
+
+    def _next(self) -> None:
+        """Before another step: write where that is enough, and see whether the turn is over."""
+        self.turn.check(self.report.envelopes + len(self.prepared.items))
+        if len(self.prepared.items) >= self.recorder.batch:
+            self._write(self.reached)
+
+    def _standing(self, objects: Objects, repository: MemoryRepository, snapshot: Snapshot) -> str:
         """Prepare what is wrong as long as it stays as it is, each once; return it as the cursor keeps it."""
         told, found = self.stored.problem.split(), list[str]()
         for name in dict.fromkeys(name for name in (HEAD_LOG, snapshot.ref) if name):
@@ -147,7 +175,7 @@ class _Run:
                     f"the reflog {name} is {'no regular file' if log.unreadable else 'gone'}: what it told is not known"
                 )
                 self.prepared.gap("reflog_unreadable", why, self.stored.at, None, {"log": name})
-        if replaced := repository.replaced():
+        if replaced := repository.replaced(objects):
             found.append(f"replaced:{hashlib.sha256(' '.join(replaced).encode()).hexdigest()}")
             if found[-1] not in told:
                 why = "git puts other objects in the place of some (refs/replace): the prompt may not hold what is recorded"
@@ -180,36 +208,32 @@ class _Run:
             return done
         move = replace(move, old=cursor.tip)
         try:
-            plan = list(steps(objects, repository.git, move, self._first_recorded))
+            plan = list(steps(objects, move, self._first_recorded))
             if resumed:
-                plan = self._rest(objects, repository, plan, replace(move, old=cursor.at))
+                plan = self._rest(objects, plan, replace(move, old=cursor.at))
         except ObjectUnreadable as error:
             self.prepared.gap("unreadable", error.message, cursor.at, move, {"to": move.new})
             return done
         move_id = secrets.token_hex(16)
         recorded = self.known.commits([step.commit for step in plan if isinstance(step, Forward)])
-        at = cursor.at
         for step, found in self._compared(objects, plan):
+            self._next()
             if self.prepared.needs_ledger(step, found):
-                self._write(replace(cursor, at=at))
+                self._write(self.reached)
             if isinstance(step, Back):
                 self.prepared.back(objects, step, found, move, move_id)
             else:
                 again = step.commit in recorded or step.commit in self.prepared.new_commits
                 self.prepared.forward(objects, repository, step, found, move, move_id if again else None)
-            at = _reached(step)
-            if len(self.prepared.items) >= self.recorder.batch and step is not plan[-1]:
-                self._write(replace(cursor, at=at))
+            self._settle(replace(cursor, at=_reached(step)))
         return replace(done, tip=move.new, at=move.new)
 
-    def _rest(
-        self, objects: Objects, repository: MemoryRepository, plan: list[Forward | Back], move: Move
-    ) -> list[Forward | Back]:
+    def _rest(self, objects: Objects, plan: list[Forward | Back], move: Move) -> list[Forward | Back]:
         """What of a plan comes after the step that was written last; another plan from there where it is none of them."""
         for number, step in enumerate(plan):
             if _reached(step) == move.old:
                 return plan[number + 1 :]
-        return list(steps(objects, repository.git, move, self._first_recorded)) if move.old != move.new else []
+        return list(steps(objects, move, self._first_recorded)) if move.old != move.new else []
 
     def _compared(self, objects: Objects, plan: Sequence[Forward | Back]) -> Iterator[tuple[Forward | Back, Found]]:
         """Each step with the files it changes; git is asked for many steps at once."""
@@ -254,13 +278,27 @@ class _Run:
             if read_cursor(connection, self.signer, self.agent) != self.stored:
                 raise _OvertakenError
             writer = LedgerWriter(connection, self.signer, known=self.ledger.known_log, trusted=self.recorder.trusted)
+            self._refuse_foreign(connection, writer)
             written = write_items(writer, self.signer, self.agent, self.prepared.items, self.recorder.batch)
+            cursor = replace(cursor, chain=writer.chain(self.agent).length)
             store_cursor(connection, self.signer, self.agent, cursor)
         if written:
             self.ledger.known_log = writer.log.known
         self.report.envelopes += written
-        self.stored = cursor
-        self.prepared.items.clear()
+        self.stored = self.reached = cursor
+        self.prepared.written()
+
+    def _refuse_foreign(self, connection: Connection, writer: LedgerWriter) -> None:
+        """Never two sources in one chain: a folder can have the id of a server's agent."""
+        if writer.chain(self.agent).length == self.stored.chain:
+            return
+        producer = foreign(connection, self.agent, self.stored.chain)
+        if producer is not None:
+            raise MemoryUnreadable(
+                f"{self.path} is not recorded: the chain of {self.agent} in this ledger has envelopes of another source"
+                f" ({producer})",
+                "rename the folder if it is another agent's, or give Letta Code a ledger of its own: --ledger FILE",
+            )
 
 
 def _trees(objects: Objects, step: Forward | Back) -> tuple[str | None, str | None]:

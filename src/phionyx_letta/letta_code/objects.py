@@ -23,6 +23,7 @@ from phionyx_letta.ledger.log.git import GitRepository
 from phionyx_letta.letta_code.contents import ABSENT, Content, content_of
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectMalformed, ObjectUnreadable
 from phionyx_letta.letta_code.ownership import unreadable
+from phionyx_letta.letta_code.turns import OVER, PATIENCE, Turn, TurnOver
 
 __all__ = ["SUBMODULE", "SUBTREE", "SYMLINK", "Commit", "Entry", "Objects", "by_name"]
 
@@ -36,7 +37,7 @@ _AT_ONCE = 200
 _HEAD = "HEAD^{commit}"
 #: Commits that are walked before git is asked what comes behind, and how many it is asked for.
 _FEW, _MOST_AHEAD = 10, 5000
-_PATIENCE, _THEN = 60.0, 2.0  # s without a byte from git: an object can be a named pipe; after the first of them
+_THEN = 2.0  # s without a byte from git, after it was silent once for all of a turn's patience
 #: Bytes of commits and of anything else that are kept: a long history is walked from its end, and then told from its beginning.
 _COMMITS, _OTHERS = 12 << 20, 6 << 20
 _OID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
@@ -82,8 +83,8 @@ class _Budget:
 class Objects:
     """The objects of one repository; use as a context manager."""
 
-    def __init__(self, repository: GitRepository) -> None:
-        """Start nothing yet."""
+    def __init__(self, repository: GitRepository, turn: Turn | None = None) -> None:
+        """Start nothing yet; where the turn ends, whatever is read next raises `TurnOver`."""
         self._repository = repository
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,7 +92,8 @@ class Objects:
         self._answered = b""
         self._cache: dict[str, Commit | Content | frozenset[bytes]] = {}
         self._commits, self._others = _Budget(_COMMITS), _Budget(_OTHERS)
-        self._patience = _PATIENCE
+        self._turn = turn or Turn()
+        self._patience = self._turn.silence
 
     def __enter__(self) -> Objects:
         """Return itself."""
@@ -113,10 +115,10 @@ class Objects:
         """
         try:
             _, oid, size = self._ask(_HEAD)
-        except ObjectUnreadable:
+        except ObjectUnreadable as error:
             if self._process is None:
-                raise unreadable(self._repository.path) from None
-            named = self._repository.run("rev-parse", "--verify", "--quiet", "HEAD", failing_is_none=True)
+                raise unreadable(self._repository.path, error.message) from None
+            named = self.git("rev-parse", "--verify", "--quiet", "HEAD", failing_is_none=True)
             if named:  # which is not the same as none
                 raise MemoryUnreadable(
                     f"HEAD of {self._repository.path} is {named[:64]}, which is missing or leads to no commit",
@@ -238,9 +240,7 @@ class Objects:
 
     def _named_ahead(self, oid: str) -> list[str]:
         try:
-            said = self._repository.run(
-                "rev-list", "--first-parent", f"--max-count={_MOST_AHEAD}", oid, "--", failing_is_none=True
-            )
+            said = self.git("rev-list", "--first-parent", f"--max-count={_MOST_AHEAD}", oid, "--", failing_is_none=True)
         except StoreError:
             return []
         return (said or "").split()
@@ -272,6 +272,32 @@ class Objects:
         except ObjectUnreadable:
             if self._process is None:  # else this one was read to its end, and the answers go on
                 raise
+
+    def sizes(self, oids: Iterable[str]) -> dict[str, int]:
+        """What git says of the sizes of objects, in bytes, without their content; it is not checked against their ids."""
+        wanted = [oid for oid in dict.fromkeys(oids) if _OID.fullmatch(oid)]
+        if not wanted:
+            return {}
+        given = "".join(f"{oid}\n" for oid in wanted).encode()
+        try:
+            said = self.git("cat-file", "--batch-check=%(objectname) %(objectsize)", given=given)
+        except StoreError:
+            return {}
+        words = (line.split(" ") for line in (said or "").splitlines())
+        return {word[0]: int(word[1]) for word in words if len(word) == 2 and word[1].isdigit()}
+
+    def git(self, *arguments: str, given: bytes = b"", failing_is_none: bool = False) -> str | None:
+        """What another git command says of the repository, within the turn.
+
+        Raises:
+            StoreError: it failed, or did not end.
+        """
+        try:
+            left = min(PATIENCE, self._turn.left())
+            return self._repository.run(*arguments, given=given, failing_is_none=failing_is_none, timeout=left)
+        except StoreError:
+            self._turn.left()  # a turn that is over says nothing of the repository
+            raise
 
     # -- the running git ----------------------------------------------------------------------------------------
 
@@ -361,9 +387,14 @@ class Objects:
         assert self._process is not None
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
-        if not select.select([descriptor], [], [], self._patience)[0]:
-            self._patience = min(self._patience, _THEN)
+        left = self._turn.left()
+        if not select.select([descriptor], [], [], min(self._patience, left))[0]:
             self._end()
+            if left <= self._patience:
+                raise TurnOver(OVER)
+            if not self._turn.final:
+                raise TurnOver(f"git said nothing for {self._patience:.0f} s", silent=True)
+            self._patience = min(self._patience, _THEN)
             raise ObjectUnreadable("git does not answer: an object may be a named pipe, or the disk hangs")
         piece = os.read(descriptor, 1 << 18)
         if not piece:

@@ -11,7 +11,7 @@ from phionyx_letta.letta_code.errors import MemoryUnreadable
 __all__ = ["unreadable"]
 
 
-def unreadable(path: Path) -> MemoryUnreadable:
+def unreadable(path: Path, why: str) -> MemoryUnreadable:
     """The error for a repository that git does not open (`safe.directory` of git-config)."""
     real = os.path.realpath(path)
     for one in (path, path / ".git"):
@@ -24,4 +24,4 @@ def unreadable(path: Path) -> MemoryUnreadable:
                 f"git refuses to read the repository {path}: it belongs to another user (number {owner})",
                 f"allow it, as the user who runs this: git config --global --add safe.directory {shlex.quote(real)}",
             )
-    return MemoryUnreadable(f"git cannot read the repository {path}", f"check it: git -C {path} fsck")
+    return MemoryUnreadable(f"git cannot read the repository {path}: {why}", f"check it: git -C {path} fsck")

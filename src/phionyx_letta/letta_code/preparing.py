@@ -9,7 +9,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phionyx_letta.envelope import CONTENT_UNKNOWN, MemoryConsolidationAudit
@@ -47,6 +47,18 @@ class AgentReport:
     rewrites: int = 0
     gaps: list[dict[str, Any]] = field(default_factory=list)
     """What could not be recorded as it was, and why; each is in an envelope too."""
+    unfinished: str = ""
+    """Why there is more to record; empty where there is none."""
+
+    def and_then(self, later: AgentReport) -> AgentReport:
+        """What this turn and a later one did."""
+        return replace(
+            later,
+            commits=self.commits + later.commits,
+            envelopes=self.envelopes + later.envelopes,
+            rewrites=self.rewrites + later.rewrites,
+            gaps=self.gaps + later.gaps,
+        )
 
 
 class Preparation:
@@ -64,6 +76,22 @@ class Preparation:
         self.items: list[Item] = []
         self.new_commits: set[str] = set()
         self._report, self._known, self._notes, self._include_text = report, known, notes, include_text
+        self.settle()
+
+    def settle(self) -> None:
+        """What is prepared now is whole steps."""
+        self._whole = len(self.items), len(self._report.gaps), self._report.rewrites
+
+    def drop_unsettled(self) -> None:
+        """Forget the step that was begun."""
+        items, gaps, self._report.rewrites = self._whole
+        del self.items[items:]
+        del self._report.gaps[gaps:]
+
+    def written(self) -> None:
+        """All that is prepared is in the ledger."""
+        self.items.clear()
+        self.settle()
 
     @staticmethod
     def needs_ledger(step: Forward | Back, found: Found) -> bool:

@@ -142,13 +142,13 @@ class MemoryRepository:
             time.sleep(_PAUSE)
         raise MemoryUnreadable(f"{self.path} keeps changing while it is read", "it is tried again in the next run")
 
-    def replaced(self) -> list[str]:
+    def replaced(self, objects: Objects) -> list[str]:
         """The references under `refs/replace`: Letta Code reads with git, which puts what they name in the place of objects.
 
         Raises:
             StoreError: git cannot tell.
         """
-        said = self.git.run("for-each-ref", "--format=%(refname)=%(objectname)", "refs/replace/") or ""
+        said = objects.git("for-each-ref", "--format=%(refname)=%(objectname)", "refs/replace/") or ""
         return said.split()
 
     def shallow(self) -> frozenset[str]:
@@ -157,8 +157,11 @@ class MemoryRepository:
         return frozenset(data.decode("ascii", "replace").split())
 
     def _ref(self) -> str:
-        data = _read(self.git_dir / "HEAD", 4096)
-        text = (data or b"").decode("utf-8", "replace")
+        head = self.git_dir / "HEAD"
+        try:  # core.preferSymlinkRefs; git takes such a link for a branch by its text, and so it is not followed here
+            text = f"ref: {os.readlink(head)}"
+        except OSError:
+            text = (_read(head, 4096) or b"").decode("utf-8", "replace")
         if re.fullmatch(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\n?", text):
             return ""
         named = _REF.fullmatch(text)

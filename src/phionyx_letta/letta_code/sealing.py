@@ -18,20 +18,25 @@ from sqlalchemy import func, select
 from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.letta_code.cursor import read_cursor, read_cursors
+from phionyx_letta.letta_code.cursor import read_cursors
 from phionyx_letta.letta_code.delivering import deliver
 from phionyx_letta.letta_code.errors import MemoryUnreadable
+from phionyx_letta.letta_code.identity import owners
 from phionyx_letta.letta_code.ingest import AgentReport, Recorder
 from phionyx_letta.letta_code.objects import Objects
 from phionyx_letta.letta_code.places import AgentMemory, Home, layout_of
 from phionyx_letta.letta_code.queue import queue_path, read_notes
 from phionyx_letta.letta_code.repository import MemoryRepository
+from phionyx_letta.letta_code.rounds import Slow, Waiting, record_in_turn
+from phionyx_letta.letta_code.turns import Turn, TurnOver
 from phionyx_letta.letta_code.working_tree import uncommitted
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.plugin.sealer import Sealer, checkpoint_policy, trusted_hosts
 from phionyx_letta.settings import Settings
 
 __all__ = ["Ingested", "default_ledger", "ingest", "missing_memories", "opened_ledger"]
+
+_PRESENT, _SILENCE = 10.0, 2.0  # s, to see what of one memory is not committed, and of them without a byte from git
 
 
 @dataclass
@@ -46,9 +51,12 @@ class Ingested:
     delivered: bool | None = None
     """Whether every sink took it; None without sinks."""
 
-    def note(self, memory: AgentMemory, path: Path, what: str, remedy: str) -> None:
+    unfinished: list[str] = field(default_factory=list)
+    """Agents of whom more is to be recorded, where each had one turn only."""
+
+    def note(self, agent: str, path: Path, what: str, remedy: str) -> None:
         """Add a problem."""
-        self.problems.append({"agent_id": memory.agent_id, "path": str(path), "what": what, "remedy": remedy})
+        self.problems.append({"agent_id": agent, "path": str(path), "what": what, "remedy": remedy})
 
     @property
     def envelopes(self) -> int:
@@ -88,8 +96,17 @@ def opened_ledger(url: str, *, create: bool = True) -> Iterator[SqlLedger]:
         ledger.close()
 
 
-def ingest(ledger: SqlLedger, key: PluginKey, settings: Settings, memories: Sequence[AgentMemory]) -> Ingested:
+def ingest(
+    ledger: SqlLedger, key: PluginKey, settings: Settings, memories: Sequence[AgentMemory], *, slow: Slow | None = None
+) -> Ingested:
     """Record what is new in these memories and sign a checkpoint; what goes wrong with one does not hold up the others.
+
+    Args:
+        ledger: with its tables.
+        key: signs.
+        settings: of PHIONYX_LETTA_*.
+        memories: each has a turn after the other, until all is recorded.
+        slow: of who comes again soon: then each has one turn, and `unfinished` names who needs another.
 
     Raises:
         LedgerUnavailable, SigningKeyError, StoreError: nothing can be recorded in this ledger.
@@ -103,30 +120,83 @@ def ingest(ledger: SqlLedger, key: PluginKey, settings: Settings, memories: Sequ
         batch=settings.batch,
         notes=notes,
     )
-    result, unusable = Ingested(), None
-    for memory in memories:
-        path = _where(ledger, key, memory)
-        if memory.others:
-            others = ", ".join(str(one) for one in (memory.path, *memory.others) if one != path)
-            what = f"this agent has more than one memory: {others} is not recorded"
-            result.note(memory, path, what, "remove what is not its memory, or name what is with --agent and --memory")
-        try:
-            report = recorder.record(memory.agent_id, path)
-        except PhionyxError as error:
-            if not isinstance(error, MemoryUnreadable):
-                unusable = error  # the ledger, unless something else can be recorded in it
-            result.note(memory, path, error.message, error.remedy)
-            continue
-        except Exception as error:  # whatever a hostile repository brings about is its own agent's problem
-            what = f"the memory {path} of {memory.agent_id} cannot be read: {type(error).__name__}: {error}"
-            result.note(memory, path, what, "check its files; the other memories were recorded")
-            continue
-        result.agents.append({**vars(report), **_present(report)})
-    if unusable is not None and not result.agents:
-        raise unusable
+    run = _Ingest(recorder, slow or Slow(), once=slow is not None)
+    waiting = run.chosen(memories)
+    while True:
+        waiting = run.round(waiting)
+        if run.unusable is not None and not run.reports:
+            raise run.unusable
+        _sign(ledger, key, settings, run)
+        if slow is not None or not waiting:
+            break
+    run.result.unfinished = [agent for agent, _ in waiting]
+    run.result.agents += [{**vars(report), **_present(report)} for report in run.reports.values()]
     notes.forget_old()
-    _sign(ledger, key, settings, result)
-    return result
+    return run.result
+
+
+class _Ingest:
+    """One run over the memories."""
+
+    def __init__(self, recorder: Recorder, slow: Slow, *, once: bool) -> None:
+        self.recorder, self.slow, self.once = recorder, slow, once
+        self.result, self.reports = Ingested(), dict[str, AgentReport]()
+        self.unusable: PhionyxError | None = None
+        """The ledger, unless something else can be recorded in it."""
+        self.written = 0
+        """Envelopes of this round."""
+
+    def chosen(self, memories: Sequence[AgentMemory]) -> list[Waiting]:
+        """The folder of each agent; two of one agent, and one of two agents, are told."""
+        with self.recorder.ledger.engine.connect() as connection:
+            cursors = read_cursors(connection, self.recorder.key.signer)
+        found = []
+        for memory in memories:
+            known = cursors.get(memory.agent_id)
+            path = memory.path if known is None else memory.recorded_at(known.path)
+            found.append((memory.agent_id, path))
+            if memory.others:
+                others = ", ".join(str(one) for one in (memory.path, *memory.others) if one != path)
+                what = f"this agent has more than one memory: {others} is not recorded"
+                remedy = "remove what is not its memory, or name what is with --agent and --memory"
+                self.result.note(memory.agent_id, path, what, remedy)
+        shared = owners(found, cursors)
+        for agent, path in found:
+            if agent in shared:
+                other, its_path = shared[agent]
+                what = f"the memory {path} of {agent} is the git repository of {other} at {its_path}: it is not recorded as both"
+                self.result.note(agent, path, what, "remove the link or the folder that is not its memory")
+        return [(agent, path) for agent, path in found if agent not in shared]
+
+    def round(self, waiting: Sequence[Waiting]) -> list[Waiting]:
+        """A turn for each; return who needs another."""
+        again, self.written = [], 0
+        for agent, path in self.slow.ordered(waiting):
+            silent_before = agent in self.slow.silent
+            try:
+                report = record_in_turn(
+                    self.recorder, agent, path, self.slow, alone=len(waiting) == 1 and not self.once
+                )
+            except TurnOver as over:
+                if not (silent_before or self.once):
+                    again.append((agent, path))
+                    continue
+                what = f"the memory {path} of {agent} was not read: {over.message}"
+                self.result.note(agent, path, what, over.remedy)
+            except PhionyxError as error:
+                if not isinstance(error, MemoryUnreadable):
+                    self.unusable = error
+                self.result.note(agent, path, error.message, error.remedy)
+            except Exception as error:  # whatever a hostile repository brings about is its own agent's problem
+                what = f"the memory {path} of {agent} cannot be read: {type(error).__name__}: {error}"
+                self.result.note(agent, path, what, "check its files; the other memories were recorded")
+            else:
+                self.written += report.envelopes
+                before = self.reports.get(agent)
+                self.reports[agent] = report if before is None else before.and_then(report)
+                if report.unfinished:
+                    again.append((agent, path))
+        return again
 
 
 def missing_memories(ledger: SqlLedger, key: PluginKey, home: Home) -> list[AgentMemory]:
@@ -143,33 +213,27 @@ def missing_memories(ledger: SqlLedger, key: PluginKey, home: Home) -> list[Agen
     ]
 
 
-def _where(ledger: SqlLedger, key: PluginKey, memory: AgentMemory) -> Path:
-    if not memory.others:
-        return memory.path
-    with ledger.engine.connect() as connection:
-        return memory.recorded_at(read_cursor(connection, key.signer, memory.agent_id).path)
-
-
 def _present(report: AgentReport) -> dict[str, Any]:
     """The layout, and what is not committed; read after the recording, so that nothing of it delays that."""
     path = Path(report.path)
     try:
-        with Objects(MemoryRepository(path).git) as objects:
+        with Objects(MemoryRepository(path).git, Turn(_PRESENT, silence=_SILENCE, final=False)) as objects:
             tree = objects.tree(objects.commit(report.tip).tree) if report.tip else {}
             return {"layout": layout_of(tree), "uncommitted": uncommitted(objects, path, report.tip)}
     except Exception as error:
         return {"layout": "unknown", "uncommitted": [{"path": "", "state": "not_compared", "why": str(error)}]}
 
 
-def _sign(ledger: SqlLedger, key: PluginKey, settings: Settings, result: Ingested) -> None:
+def _sign(ledger: SqlLedger, key: PluginKey, settings: Settings, run: _Ingest) -> None:
+    """After each round, so that who has much to record does not hold up the checkpoint of the others."""
     policy = checkpoint_policy(key, settings)
-    if policy is None or (not result.envelopes and not _unsigned(ledger)):
+    if policy is None or (not run.written and not _unsigned(ledger)):
         return
     signed = Sealer(ledger, key, checkpoints=policy, trusted=trusted_hosts(settings)).sign_last()
     if signed is None:
         return
-    result.checkpoint = signed[0].size
-    result.delivered = deliver(ledger, policy, settings, signed)
+    run.result.checkpoint = signed[0].size
+    run.result.delivered = deliver(ledger, policy, settings, signed)
 
 
 def _unsigned(ledger: SqlLedger) -> bool:

@@ -201,7 +201,7 @@ class MemfsTarget:
         """Refuse where work tree or index hold what HEAD does not; return what HEAD has at the path."""
         with Objects(MemoryRepository(self._memory.path).git) as objects:
             committed = committed_files(objects, self._base)
-            dirty = differences(self._memory.path, committed)
+            dirty = differences(objects, self._memory.path, committed)
         own, staged = self._path.encode(), repository.staged()
         blocking = [one["path"] for one in dirty if one["state"] != "untracked" or one["path"] == file_name(own)]
         blocking += [

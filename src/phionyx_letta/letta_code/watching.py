@@ -18,6 +18,7 @@ from phionyx_letta.letta_code.hooks import Hooks
 from phionyx_letta.letta_code.places import AgentMemory, Home
 from phionyx_letta.letta_code.proposals import Proposals
 from phionyx_letta.letta_code.queue import queue_path, read_notes
+from phionyx_letta.letta_code.rounds import Slow
 from phionyx_letta.letta_code.sealing import Ingested, ingest, missing_memories, opened_ledger
 from phionyx_letta.letta_code.sessions import Sessions
 from phionyx_letta.plugin.runtime import PluginKey
@@ -67,6 +68,7 @@ class Watch:
         self._marks: dict[str, Any] = {}
         self._passes = 0
         self._failed: set[str] = set()
+        self._slow = Slow()
         self._undelivered = bool(settings.sinks)  # not known: whoever ran before may have ended too early
         self._pause, self._again_at = _FIRST_PAUSE, 0.0
 
@@ -100,7 +102,9 @@ class Watch:
         with opened_ledger(self._url) as ledger:
             changed = [*changed, *(missing_memories(ledger, self._key, self._home) if self._passes == 1 else [])]
             if changed:
-                found.ingested = ingest(ledger, self._key, self._settings, changed)
+                found.ingested = ingest(ledger, self._key, self._settings, changed, slow=self._slow)
+                for agent in found.ingested.unfinished:  # goes on in the next look
+                    self._marks.pop(agent, None)
                 found.errors += [problem["what"] for problem in found.ingested.problems]
                 self._failed |= {problem["agent_id"] for problem in found.ingested.problems}
             delivered = found.ingested.delivered if found.ingested is not None else None

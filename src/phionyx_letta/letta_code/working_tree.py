@@ -22,7 +22,8 @@ __all__ = ["committed_files", "differences", "uncommitted"]
 
 #: Files that are looked at, and findings that are told.
 _MOST, _TOLD = 20_000, 200
-_LARGEST = 64 << 20
+#: Bytes of a file that is compared, and of all; of files over `_SMALL` git is asked for the size first.
+_LARGEST, _ALL, _SMALL = 64 << 20, 128 << 20, 64 << 10
 
 
 def uncommitted(objects: Objects, path: Path, tip: str | None) -> list[dict[str, Any]]:
@@ -31,7 +32,7 @@ def uncommitted(objects: Objects, path: Path, tip: str | None) -> list[dict[str,
     Ignored files count as untracked. At most 200 are told, those that HEAD has first, and how many more there are.
     """
     try:
-        found = differences(path, committed_files(objects, tip))
+        found = differences(objects, path, committed_files(objects, tip))
     except (ObjectUnreadable, TooManyFiles) as error:
         return [{"path": "", "state": "not_compared", "why": error.message}]
     if len(found) <= _TOLD:
@@ -50,13 +51,29 @@ def committed_files(objects: Objects, commit: str | None) -> dict[bytes, Entry]:
     return {name: new for name, _, new in changed_files(objects, None, tree) if new is not None}
 
 
-def differences(path: Path, committed: Mapping[bytes, Entry]) -> list[dict[str, Any]]:
-    """Every file below that is not what was committed, as `uncommitted` tells it."""
+def differences(objects: Objects, path: Path, committed: Mapping[bytes, Entry]) -> list[dict[str, Any]]:
+    """Every file below that is not what was committed, as `uncommitted` tells it; what it does not look at is `not_compared`."""
     root = os.fsencode(path)
     there, whole = _files(root, committed)
-    found = []
+    lengths = {name: _length(os.path.join(root, name)) for name in there & committed.keys()}
+    known = objects.sizes(committed[name].oid for name, length in lengths.items() if length > _SMALL)
+    found, left = [], _ALL
     for name in sorted(committed.keys() | there):
-        state = _state(root, name, committed.get(name), name in there)
+        entry, length = committed.get(name), lengths.get(name, 0)
+        if entry is None:
+            state: str | None = "untracked"
+        elif entry.mode == SUBMODULE:
+            continue
+        elif name not in there:
+            state = "deleted"
+        elif known.get(entry.oid, length) != length:
+            state = "modified"
+        elif length > min(left, _LARGEST):
+            state = "not_compared"
+        else:
+            left -= length
+            oid = _blob(os.path.join(root, name), entry, length)
+            state = "not_compared" if oid is None else None if oid == entry.oid else "modified"
         if state is not None:
             found.append({"path": file_name(name), "state": state})
     if not whole:
@@ -64,15 +81,13 @@ def differences(path: Path, committed: Mapping[bytes, Entry]) -> list[dict[str, 
     return found
 
 
-def _state(root: bytes, name: bytes, entry: Entry | None, there: bool) -> str | None:
-    if entry is not None and entry.mode == SUBMODULE:
-        return None
-    if entry is None:
-        return "untracked"
-    if not there:
-        return "deleted"
-    oid = _blob(os.path.join(root, name), entry)
-    return "not_compared" if oid is None else None if oid == entry.oid else "modified"
+def _length(path: bytes) -> int:
+    """Bytes of a regular file; 0 of anything else."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _files(root: bytes, committed: Mapping[bytes, Entry]) -> tuple[set[bytes], bool]:
@@ -99,8 +114,8 @@ def _files(root: bytes, committed: Mapping[bytes, Entry]) -> tuple[set[bytes], b
     return found, True
 
 
-def _blob(path: bytes, entry: Entry) -> str | None:
-    """The object id the file would have; None if it cannot be told."""
+def _blob(path: bytes, entry: Entry, length: int) -> str | None:
+    """The object id the file would have; None if it cannot be told, or is no file of this length any more."""
     digest = hashlib.sha1(usedforsecurity=False) if len(entry.oid) == 40 else hashlib.sha256()
     try:
         if stat.S_ISLNK(os.lstat(path).st_mode):
@@ -112,12 +127,12 @@ def _blob(path: bytes, entry: Entry) -> str | None:
         if entry.mode == SYMLINK:
             return ""
         with open_regular(path) as file:
-            found = os.fstat(file.fileno())
-            if found.st_size > _LARGEST:
+            if os.fstat(file.fileno()).st_size != length:
                 return None
-            digest.update(b"blob %d\0" % found.st_size)
-            while piece := file.read(1 << 18):
+            digest.update(b"blob %d\0" % length)
+            while length and (piece := file.read(min(length, 1 << 18))):
                 digest.update(piece)
+                length -= len(piece)
     except OSError:
         return None
     return digest.hexdigest()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from code_rig import AGENT, Memory, Recorded, blob, letta, raw_tree, set_head
 
-from phionyx_letta.letta_code import objects as objects_module
+from phionyx_letta.letta_code import turns as turns_module
 from phionyx_letta.letta_code.changes import file_name, label_of
 from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.objects import Objects
@@ -154,7 +154,7 @@ def test_a_giant_file_takes_no_memory(memory: Memory, recorded: Recorded) -> Non
 
 
 def test_named_pipes_do_not_hang_it(memory: Memory, recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects_module, "_PATIENCE", 0.5)
+    monkeypatch.setattr(turns_module, "PATIENCE", 0.5)
     head = memory.commit({"a.md": "1", "b.md": "2"})
     for log in (memory.path / ".git" / "logs" / "HEAD", memory.path / ".git" / "logs" / "refs" / "heads" / "main"):
         log.unlink()

@@ -11,6 +11,7 @@ import pytest
 from code_rig import AGENT, SIGNER, Memory, Recorded, blob, raw_tree, set_head
 
 from phionyx_letta.letta_code import objects as objects_module
+from phionyx_letta.letta_code import turns as turns_module
 from phionyx_letta.letta_code.checking import check_memory
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectMalformed, ObjectUnreadable
 from phionyx_letta.letta_code.objects import Entry, Objects
@@ -160,7 +161,7 @@ def test_a_branch_that_stands_at_no_commit_is_unreadable(memory: Memory, recorde
 def test_many_named_pipes_cost_one_long_wait(
     memory: Memory, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects_module, "_PATIENCE", 2.0)
+    monkeypatch.setattr(turns_module, "PATIENCE", 2.0)
     monkeypatch.setattr(objects_module, "_THEN", 0.05)
     memory.commit({f"{number}.md": str(number) for number in range(10)})
     for number in range(10):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from code_rig import AGENT, KEY, SIGNER, Memory, Recorded, blob
 
 from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.letta_code import working_tree
 from phionyx_letta.letta_code.checking import check_memory
+from phionyx_letta.letta_code.errors import MemoryUnreadable
+from phionyx_letta.letta_code.objects import Objects
 from phionyx_letta.letta_code.places import AgentMemory, Home
+from phionyx_letta.letta_code.repository import MemoryRepository
 from phionyx_letta.letta_code.sealing import ingest
 from phionyx_letta.letta_code.watching import Watch
+from phionyx_letta.letta_code.working_tree import uncommitted
 from phionyx_letta.settings import Settings
 
 
@@ -92,3 +100,106 @@ def test_watch_records_what_went_before_it_started(memory: Memory, recorded: Rec
     assert [
         one["history"]["reason"] for one in Recorded(SqlLedger(f"sqlite:///{tmp_path / 'ledger.db'}")).history()
     ] == ["repository_gone"]
+
+
+def link_memory(mine: Path, theirs: Path) -> None:
+    mine.parent.mkdir(parents=True)
+    mine.symlink_to(theirs)
+
+
+def link_folder(mine: Path, theirs: Path) -> None:
+    mine.parent.symlink_to(theirs.parent)
+
+
+def name_git_dir(mine: Path, theirs: Path) -> None:
+    mine.mkdir(parents=True)
+    (mine / ".git").write_text(f"gitdir: {theirs}/.git\n")
+
+
+def share_common_dir(mine: Path, theirs: Path) -> None:
+    git = mine / ".git"
+    git.mkdir(parents=True)
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    (git / "commondir").write_text(f"{theirs}/.git\n")
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("make", [link_memory, link_folder, name_git_dir, share_common_dir])
+def test_no_memory_is_recorded_as_two_agents(
+    memory: Memory, recorded: Recorded, tmp_path: Path, make: Callable[[Path, Path], None], alone: bool
+) -> None:
+    memory.commit({"a.md": "1"})
+    home, settings = Home.find(tmp_path / "letta"), Settings(home=str(tmp_path / "own"))
+    if alone:  # only the one that is not its own is asked for; of the other the ledger knows
+        ingest(recorded.ledger, KEY, settings, home.memories())
+    mine = home.backend / "memfs" / "a-first-one" / "memory"
+    make(mine, memory.path)
+    memories = [one for one in home.memories() if not alone or one.agent_id != AGENT]
+    found = ingest(recorded.ledger, KEY, settings, memories)
+    (problem,) = found.problems
+    assert (problem["agent_id"], problem["path"]) == ("a-first-one", str(mine))
+    assert AGENT in problem["what"]
+    assert str(memory.path) in problem["what"]
+    assert recorded.envelopes("a-first-one") == []
+    recorded.agrees_with(memory)
+
+
+@pytest.mark.parametrize("first", ["server", "memory"])
+def test_no_chain_gets_envelopes_of_two_sources(
+    memory: Memory, recorded: Recorded, tmp_path: Path, context: Callable[..., Any], first: str
+) -> None:
+    home, settings = Home.find(tmp_path / "letta"), Settings(home=str(tmp_path / "own"))
+    memory.commit({"a.md": "1"})
+    if first == "memory":
+        assert ingest(recorded.ledger, KEY, settings, home.memories()).envelopes == 1
+        memory.commit({"a.md": "2"})
+    recorded.ledger.emit(context(trace_id=AGENT, turn_index=1), signer=SIGNER)
+    size = len(recorded.envelopes())
+    found = ingest(recorded.ledger, KEY, settings, home.memories())
+    (problem,) = found.problems
+    assert (problem["agent_id"], problem["path"]) == (AGENT, str(memory.path))
+    assert "another source" in problem["what"]
+    assert "--ledger" in problem["remedy"]
+    assert len(recorded.envelopes()) == size
+
+
+def test_a_head_that_is_a_link_is_read_by_its_text(memory: Memory, recorded: Recorded, tmp_path: Path) -> None:
+    memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    memory.git("config", "core.preferSymlinkRefs", "true")
+    memory.git("checkout", "-q", "-b", "other")
+    head = memory.path / ".git" / "HEAD"
+    assert head.is_symlink()
+    made = memory.commit({"a.md": "2"})
+    assert recorded.ingest(memory).branch == "refs/heads/other"
+    assert recorded.commits()[-1] == made
+    recorded.agrees_with(memory)
+    (tmp_path / "outside").write_text("ref: refs/heads/main\n")
+    for target in ("../../outside", str(tmp_path / "outside"), "refs/../../outside", "a" * 300):
+        head.unlink()
+        head.symlink_to(target)
+        with pytest.raises(MemoryUnreadable, match="HEAD"):
+            recorded.ingest(memory)
+
+
+def test_large_work_files_are_not_read_to_tell_that_they_differ(
+    memory: Memory, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = b"x" * 200_000
+    memory.commit({f"{number}.md": str(number) for number in range(50)} | {"same.bin": same, "also.bin": same + b"y"})
+    for number in range(50):
+        os.truncate(memory.path / f"{number}.md", 60 << 20)  # 3 GB, and no block on the disk
+    (memory.path / "also.bin").write_bytes(b"z" + same)
+
+    def states() -> dict[str, str]:
+        with Objects(MemoryRepository(memory.path).git) as objects:
+            return {one["path"]: one["state"] for one in uncommitted(objects, memory.path, memory.head())}
+
+    began = time.process_time()
+    assert states() == {f"{number}.md": "modified" for number in range(50)} | {"also.bin": "modified"}
+    assert time.process_time() - began < 2
+    monkeypatch.setattr(working_tree, "_ALL", 300_000)
+    assert states() == {f"{number}.md": "modified" for number in range(50)} | {
+        "also.bin": "modified",
+        "same.bin": "not_compared",
+    }, "neither the same nor another"

@@ -26,6 +26,7 @@ from phionyx_letta.letta_code.objects import Commit
 from phionyx_letta.letta_code.places import AgentMemory, Home
 from phionyx_letta.letta_code.proposals import Proposals
 from phionyx_letta.letta_code.queue import read_notes
+from phionyx_letta.letta_code.turns import Turn
 from phionyx_letta.letta_code.watching import Watch
 from phionyx_letta.plugin.runtime import load_key
 from phionyx_letta.settings import Settings, load_settings
@@ -171,10 +172,10 @@ def test_what_goes_wrong_with_one_agent_does_not_hold_up_the_others(
     real = ingest_module.Recorder.record
     failing = {AGENT}
 
-    def record(recorder: ingest_module.Recorder, agent: str, path: Path) -> ingest_module.AgentReport:
+    def record(recorder: ingest_module.Recorder, agent: str, path: Path, turn: Turn) -> ingest_module.AgentReport:
         if agent in failing:
             raise LedgerUnavailable("no place", "make some")
-        return real(recorder, agent, path)
+        return real(recorder, agent, path, turn)
 
     monkeypatch.setattr(ingest_module.Recorder, "record", record)
     code, page = cli("ingest")

@@ -59,8 +59,10 @@ class GitRepository:
         """Use the repository at this path, bare or the top of a work tree. Nothing is run yet."""
         self.path = Path(path)
 
-    def run(self, *arguments: str, given: bytes = b"", failing_is_none: bool = False) -> str | None:
-        """Run git and return what it wrote, stripped; None if it failed and that is an answer.
+    def run(
+        self, *arguments: str, given: bytes = b"", failing_is_none: bool = False, timeout: float = _TIMEOUT
+    ) -> str | None:
+        """Run git for at most `timeout` s and return what it wrote, stripped; None if it failed and that is an answer.
 
         Raises:
             StoreError: git is not installed, does not end, or failed; the message has its own first line.
@@ -68,7 +70,7 @@ class GitRepository:
         command = self._command(arguments)
         try:
             done = subprocess.run(
-                command, input=given, capture_output=True, env=_environment(self.path), timeout=_TIMEOUT
+                command, input=given, capture_output=True, env=_environment(self.path), timeout=timeout
             )
         except FileNotFoundError:
             raise StoreError("the program git was not found", "install git, or use a folder") from None

@@ -1,0 +1,75 @@
+"""Turns between the memories of a run, so that one that names much, or a git that is silent, holds up the others by a turn at most."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phionyx_letta.letta_code.ingest import AgentReport, Recorder
+from phionyx_letta.letta_code.turns import ENVELOPES, SECONDS, Turn, TurnOver
+
+__all__ = ["Slow", "Waiting", "record_in_turn"]
+
+#: s without a byte from git: at first, all first ones of a round, and then; under load an honest git answers in less.
+_FIRST, _ALL_FIRST, _LEAST = 2.0, 20.0, 0.5
+#: s that those share who were silent before, and after which an object that does not come is unreadable.
+_SHARED, _VERDICT = 30.0, 15.0
+
+Waiting = tuple[str, Path]
+"""An agent, and its memory's folder."""
+
+
+@dataclass
+class Slow:
+    """Which memories did not come to their end in their turn; kept from run to run by who runs again soon."""
+
+    long: dict[str, int] = field(default_factory=dict)
+    """Turns that recorded nothing: the next one is twice as long."""
+    silent: set[str] = field(default_factory=set)
+    """Whose git said nothing: these are read last, and for longer."""
+    lost: float = 0.0
+    """s of this round in which git said nothing."""
+
+    def ordered(self, waiting: Sequence[Waiting]) -> list[Waiting]:
+        """One round."""
+        self.lost = 0.0
+        return sorted(waiting, key=lambda one: one[0] in self.silent)
+
+    def turn(self, agent: str, *, alone: bool) -> Turn:
+        """The agent's next turn; who holds up nobody has no limit."""
+        again = agent in self.silent
+        silence = _FIRST if self.lost < _ALL_FIRST else _LEAST
+        if again or alone:
+            silence = max(_LEAST, min(_VERDICT, _SHARED / max(1, len(self.silent))))
+        final = silence >= _VERDICT
+        if alone:
+            return Turn(silence=silence, final=final)
+        seconds = SECONDS * 2 ** self.long.get(agent, 0)
+        return Turn(max(seconds, 2 * silence) if again else seconds, ENVELOPES, silence, final=final)
+
+
+def record_in_turn(recorder: Recorder, agent: str, path: Path, slow: Slow, *, alone: bool) -> AgentReport:
+    """Give one agent its turn; `unfinished` of the report says whether it needs another.
+
+    Raises:
+        TurnOver: git said nothing.
+        PhionyxError: as `Recorder.record`.
+    """
+    began = time.monotonic()
+    try:
+        report = recorder.record(agent, path, slow.turn(agent, alone=alone))
+    except TurnOver:
+        slow.lost += time.monotonic() - began
+        slow.silent.add(agent)
+        raise
+    except BaseException:
+        slow.lost += time.monotonic() - began
+        raise
+    slow.silent.discard(agent)
+    if not report.unfinished:
+        slow.long.pop(agent, None)
+    elif not report.envelopes:
+        slow.long[agent] = slow.long.get(agent, 0) + 1
+    return report

@@ -1,0 +1,229 @@
+"""Turns: a repository that names much, or a git that says nothing, holds up the others by a turn; nothing is lost or twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from code_rig import AGENT, KEY, Memory, Recorded
+from test_processes import fast_import
+
+from phionyx_letta.ledger.sql import SqlLedger
+from phionyx_letta.letta_code import rounds
+from phionyx_letta.letta_code.ingest import Recorder
+from phionyx_letta.letta_code.places import AgentMemory, Home
+from phionyx_letta.letta_code.rounds import Slow
+from phionyx_letta.letta_code.sealing import Ingested, ingest
+from phionyx_letta.letta_code.turns import Turn, TurnOver
+from phionyx_letta.letta_code.watching import Watch
+from phionyx_letta.settings import Settings
+
+LATER = "agent-zz"
+
+
+def run(recorded: Recorded, tmp_path: Path, slow: Slow | None = None) -> Ingested:
+    memories = Home.find(tmp_path / "letta").memories()
+    return ingest(recorded.ledger, KEY, Settings(home=str(tmp_path / "own")), memories, slow=slow)
+
+
+@pytest.fixture
+def other(memory: Memory) -> Memory:
+    found = Memory(memory.path.parent.parent / LATER / "memory")
+    found.commit({"a.md": "1"})
+    return found
+
+
+def rewritten(memory: Memory) -> None:
+    for number in range(4):
+        memory.commit({"a.md": str(number), f"{number}.md": "x"})
+    memory.git("reset", "-q", "--hard", "HEAD~2")
+    memory.commit({"a.md": "other"}, "m", "--amend")
+    memory.commit({"b.md": "1"})
+
+
+def wandering(memory: Memory) -> None:
+    rewritten(memory)
+    memory.git("checkout", "-q", "-b", "side", "HEAD~1")
+    memory.commit({"c.md": "1"})
+    memory.git("checkout", "-q", "main")
+    memory.git("merge", "-q", "--no-edit", "side")
+    memory.git("checkout", "-q", "side")
+    memory.commit({"c.md": "12"})
+
+
+def lying(memory: Memory) -> None:
+    rewritten(memory)
+    log = memory.path / ".git" / "logs" / "refs" / "heads" / "main"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([*lines[:2], "no line\n", *lines[2:], "no line\n"]))
+
+
+@pytest.mark.parametrize("make", [rewritten, wandering, lying])
+@pytest.mark.parametrize("before", [False, True])
+def test_many_turns_record_what_one_does(
+    memory: Memory, recorded: Recorded, tmp_path: Path, make: Callable[[Memory], None], before: bool
+) -> None:
+    """Each turn is a run of its own: killed after any of them, the next goes on there."""
+    with closing(SqlLedger(f"sqlite:///{tmp_path / 'whole.db'}")) as ledger:
+        whole = Recorded(ledger)
+        if before:
+            memory.commit({"z.md": "1"})
+            for one in (recorded, whole):
+                one.ingest(memory)
+        make(memory)
+        whole.ingest(memory)
+        turns, unfinished = 0, "yes"
+        while unfinished:
+            unfinished = Recorder(recorded.ledger, KEY).record(AGENT, memory.path, Turn(envelopes=1)).unfinished
+            turns += 1
+        assert turns > 4
+        assert recorded.told() == whole.told()
+        assert recorded.commits() == whole.commits()
+    recorded.agrees_with(memory)
+    assert recorded.ingest(memory).envelopes == 0
+
+
+def test_the_others_wait_for_one_turn(
+    memory: Memory, other: Memory, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "ENVELOPES", 100)
+    fast_import(memory, 450)
+    slow = Slow()
+    found = run(recorded, tmp_path, slow)
+    assert {one["agent_id"]: one["envelopes"] for one in found.agents} == {AGENT: 100, LATER: 1}
+    assert (found.unfinished, found.checkpoint) == ([AGENT], 101)
+    other.commit({"a.md": "2"})
+    found = run(recorded, tmp_path)  # in no hurry: until all is recorded
+    assert {one["agent_id"]: one["envelopes"] for one in found.agents} == {AGENT: 350, LATER: 1}
+    assert (found.unfinished, found.checkpoint) == ([], 452)
+    recorded.agrees_with(memory)
+    assert recorded.commits() == memory.git("rev-list", "--reverse", "HEAD").split()
+
+
+def test_a_look_of_watch_is_one_turn_and_the_next_goes_on(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "ENVELOPES", 100)
+    fast_import(memory, 250)
+    watch = Watch(
+        f"sqlite:///{tmp_path / 'w.db'}", KEY, Settings(home=str(tmp_path / "own")), Home.find(tmp_path / "letta")
+    )
+    looks = [watch.look().ingested for _ in range(4)]
+    assert [one.envelopes for one in looks if one is not None] == [100, 100, 50]
+
+
+def test_a_turn_that_is_too_short_for_anything_grows(
+    memory: Memory, other: Memory, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "SECONDS", 1e-6)
+    memory.commit({"a.md": "1"})
+    slow = Slow()
+    for _ in range(40):
+        if not run(recorded, tmp_path, slow).unfinished:
+            break
+    recorded.agrees_with(memory)
+    assert recorded.commits(LATER) == [other.head()]
+    assert slow.long == {}
+
+
+def test_one_commit_is_never_divided(memory: Memory, recorded: Recorded) -> None:
+    memory.commit({f"{number}.md": "1" for number in range(20)})
+    memory.commit({f"{number}.md": "2" for number in range(20)})
+    recorder = Recorder(recorded.ledger, KEY, batch=5)
+    assert recorder.record(AGENT, memory.path, Turn(envelopes=1)).envelopes == 20
+    assert recorder.record(AGENT, memory.path, Turn(envelopes=1)).envelopes == 20
+    assert recorder.record(AGENT, memory.path, Turn(envelopes=1)).unfinished == ""
+
+
+def test_a_turn_that_ends_within_a_commit_leaves_no_part_of_it(
+    memory: Memory, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.commit({"a.md": "1"})
+    memory.commit({f"{number}.md": "x" * 1_100_000 + str(number) for number in range(3)})
+    reads, limit, real = 0, 0, Turn.left
+
+    def left(turn: Turn) -> float:
+        nonlocal reads
+        reads += 1
+        if reads == limit:
+            raise TurnOver("over")
+        return real(turn)
+
+    monkeypatch.setattr(Turn, "left", left)
+    for number in range(1, 400, 7):
+        reads, limit = 0, number
+        report = recorded.ingest(memory)
+        assert len(recorded.envelopes()) in (0, 1, 4)
+        if not report.unfinished:
+            break
+    recorded.agrees_with(memory)
+    assert len(recorded.envelopes()) == 4
+
+
+def hang(memory: Memory) -> None:
+    pipe = memory.path / ".git" / "pipe"
+    os.mkfifo(pipe)
+    with (memory.path / ".git" / "config").open("a") as config:
+        config.write(f"[include]\n path = {pipe}\n")
+
+
+@pytest.mark.slow
+def test_gits_that_hang_share_their_patience(
+    memory: Memory, other: Memory, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "_FIRST", 1.0)
+    monkeypatch.setattr(rounds, "_ALL_FIRST", 3.0)
+    monkeypatch.setattr(rounds, "_SHARED", 6.0)
+    hanging = [Memory(memory.path.parent.parent / f"agent-{number:02}" / "memory") for number in range(12)]
+    for one in (memory, *hanging):
+        one.commit({"a.md": "1"})
+    for one in hanging:
+        hang(one)
+    began = time.monotonic()
+    found = run(recorded, tmp_path)
+    assert time.monotonic() - began < 30, "not a minute for each"
+    assert {one["agent_id"] for one in found.agents} == {AGENT, LATER}
+    assert [one["agent_id"] for one in found.problems] == [f"agent-{number:02}" for number in range(12)]
+    assert all(one["path"] in one["what"] for one in found.problems)
+    (hanging[0].path / ".git" / "config").write_text("[core]\nrepositoryformatversion = 0\n")
+    assert "agent-00" in {one["agent_id"] for one in run(recorded, tmp_path).agents}, "it is tried again"
+
+
+@pytest.mark.slow
+def test_killed_between_turns(
+    memory: Memory, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "ENVELOPES", 60)
+    other = Memory(memory.path.parent.parent / LATER / "memory")
+    fast_import(memory, 600)
+    fast_import(other, 600)
+    url = str(recorded.ledger.engine.url)
+    for _ in range(6):
+        child = os.fork()
+        if child == 0:
+            try:
+                with closing(SqlLedger(url)) as ledger:
+                    run(Recorded(ledger), tmp_path)
+            finally:
+                os._exit(0)
+        size, began = len(recorded.envelopes()), time.monotonic()
+        while len(recorded.envelopes()) == size and time.monotonic() - began < 20:
+            time.sleep(0.01)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    run(recorded, tmp_path)
+    for one, agent in ((memory, AGENT), (other, LATER)):
+        recorded.agrees_with(one, agent)
+        assert recorded.commits(agent) == one.git("rev-list", "--reverse", "main").split()
+        assert len(recorded.envelopes(agent)) == len(recorded.commits(agent))
+
+
+def test_memories_named_one_by_one_come_to_their_end(memory: Memory, recorded: Recorded, tmp_path: Path) -> None:
+    fast_import(memory, 30)
+    settings = Settings(home=str(tmp_path / "own"))
+    assert ingest(recorded.ledger, KEY, settings, [AgentMemory(AGENT, memory.path)]).envelopes == 30
