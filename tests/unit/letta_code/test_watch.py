@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -20,18 +21,23 @@ from test_target import HUMAN, Proposer, a_patch
 from typer.testing import CliRunner
 
 from phionyx_letta.cli.app import app
+from phionyx_letta.errors import PatchChanged
 from phionyx_letta.ledger.log.git import GitRepository
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code import sessions as sessions_module
 from phionyx_letta.letta_code import watching
 from phionyx_letta.letta_code.committing import MemoryCommit
 from phionyx_letta.letta_code.errors import MemoryUnreadable
+from phionyx_letta.letta_code.hooks import Hooks
 from phionyx_letta.letta_code.objects import Objects
 from phionyx_letta.letta_code.places import AgentMemory, Home
 from phionyx_letta.letta_code.proposals import Proposals
 from phionyx_letta.letta_code.sessions import Sessions
 from phionyx_letta.letta_code.watching import Watch
+from phionyx_letta.memory import LivingMemory
+from phionyx_letta.memory.opening import open_store
 from phionyx_letta.settings import Settings
+from phionyx_letta.signing import generate_key
 
 
 @pytest.fixture
@@ -216,6 +222,252 @@ def test_a_broken_repository_behind_a_link_is_not_taken_for_the_one_around_it(me
     (tmp_path / "link").symlink_to(memory.path / "inner")
     with pytest.raises(MemoryUnreadable), Objects(GitRepository(tmp_path / "link")) as objects:
         objects.head()
+
+
+class TestLooks:
+    """What a look sees without the full one."""
+
+    def news(self, watch: Watch, memory: Memory) -> int:
+        watch.look()
+        assert watch.look().ingested is None, "nothing changed"
+        memory.commit({"human.md": HUMAN + "tea\n"})
+        found = watch.look()
+        assert found.errors == []
+        return found.ingested.envelopes if found.ingested else 0
+
+    def test_a_git_directory_elsewhere(self, watch: Watch, memory: Memory, tmp_path: Path) -> None:
+        memory.git("init", "-q", "--separate-git-dir", str(tmp_path / "elsewhere"))
+        assert (memory.path / ".git").is_file()
+        assert self.news(watch, memory) == 1
+
+    def test_a_branch_deep_down_without_reflogs(self, watch: Watch, memory: Memory) -> None:
+        memory.git("config", "core.logAllRefUpdates", "false")
+        shutil.rmtree(memory.path / ".git" / "logs")
+        memory.git("checkout", "-q", "-b", "a/b/c")
+        watch.look()  # that the reflog is gone
+        assert self.news(watch, memory) == 1
+
+    def test_times_that_are_put_back(self, watch: Watch, memory: Memory) -> None:
+        """With a file that is written in place, as large as before."""
+        memory.git("config", "core.logAllRefUpdates", "false")
+        shutil.rmtree(memory.path / ".git" / "logs")
+        first = memory.head()
+        memory.commit({"human.md": HUMAN + "tea\n"})
+        watch.look()
+        watch.look()
+        assert watch.look().ingested is None
+        branch = memory.path / ".git" / "refs" / "heads" / "main"
+        before = branch.stat()
+        branch.write_text(f"{first}\n")
+        os.utime(branch, ns=(before.st_atime_ns, before.st_mtime_ns))
+        found = watch.look()
+        assert found.ingested is not None
+        assert found.ingested.agents[0]["rewrites"] == 1
+
+
+class TestFaults:
+    """Whatever goes wrong with one agent is told, logged, and tried again."""
+
+    @pytest.mark.parametrize("where", ["_marks", "cover", "memories", "ingest"])
+    def test_of_one_agent(
+        self,
+        watch: Watch,
+        home: Home,
+        memory: Memory,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        where: str,
+    ) -> None:
+        other = Memory(home.backend / "memfs" / "agent-2" / "memory")
+        other.commit({"a.md": "1"})
+        Hooks(home, Path(watch._settings.home or "")).install(home.memories())
+        monkeypatch.setattr(watching, "_AGAIN_EVERY", 2)
+
+        def wrapped(inner: Any, of_one: Any) -> Any:
+            def fails(*given: Any, **named: Any) -> Any:
+                if of_one is None or of_one(given):
+                    raise RuntimeError("a fault")
+                return inner(*given, **named)
+
+            return fails
+
+        if where == "_marks":
+            monkeypatch.setattr(watching, "_marks", wrapped(watching._marks, lambda given: given[0] == memory.path))
+        elif where == "cover":
+            one = lambda given: given[1][0].agent_id == AGENT  # noqa: E731
+            monkeypatch.setattr(Hooks, "cover", wrapped(Hooks.cover, one))
+        else:
+            owner: Any = Home if where == "memories" else watching
+            monkeypatch.setattr(owner, where, wrapped(getattr(owner, where), None))
+        found = watch.look()
+        assert any("RuntimeError: a fault" in error for error in found.errors)
+        assert any(record.exc_info for record in caplog.records), "with its traceback"
+        if where in ("_marks", "cover"):
+            assert any(AGENT in error and str(memory.path) in error for error in found.errors)
+            assert found.ingested is not None
+            assert "agent-2" in {one["agent_id"] for one in found.ingested.agents}
+        monkeypatch.undo()
+        again = [watch.look() for _ in range(watching._AGAIN_EVERY + 1)]
+        assert again[-1].errors == []
+        with closing(SqlLedger(watch._url)) as ledger:
+            assert (len(list(ledger.iter_chain(AGENT))), len(list(ledger.iter_chain("agent-2")))) == (2, 1)
+
+    def test_of_one_conversation(
+        self, watch: Watch, home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(watching, "_AGAIN_EVERY", 2)
+        os.utime(transcript(home, said("user", "I like tea")), (1, 1))
+        asked = list[str]()
+
+        def fails(self: Watch, session: Any, memory: AgentMemory) -> list[str]:
+            asked.append(session.conversation)
+            raise ZeroDivisionError("a fault")
+
+        monkeypatch.setattr(Watch, "_proposed", fails)
+        errors = watch.look().errors
+        assert [AGENT in one and "local-conv-1" in one and "ZeroDivisionError" in one for one in errors] == [True]
+        for _ in range(4):
+            watch.look()
+        assert len(asked) == 3, "not with each look"
+
+    @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+    def test_who_ends_it_ends_it(self, watch: Watch, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]) -> None:
+        def ended(self: Home) -> list[AgentMemory]:
+            raise end
+
+        monkeypatch.setattr(Home, "memories", ended)
+        with pytest.raises(end):
+            watch.look()
+
+
+class TestKeys:
+    """`code verify` needs no private key, and no command that reads makes one."""
+
+    def run(self, home: Home, own: Path, *arguments: str, **settings: str) -> tuple[int, dict[str, Any]]:
+        environment = {"PHIONYX_LETTA_HOME": str(own), **settings}
+        done = CliRunner().invoke(app, [*arguments, "--letta-dir", str(home.letta), "--json"], env=environment)
+        return done.exit_code, json.loads(done.stdout)
+
+    @pytest.fixture
+    def ledger(self, home: Home, tmp_path: Path) -> str:
+        """A ledger that a key made which is not here."""
+        file = str(tmp_path / "elsewhere" / "ledger.db")
+        arguments = ("code", "ingest", "--ledger", file)
+        assert self.run(home, tmp_path / "elsewhere", *arguments, PHIONYX_LETTA_SIGNING_KEY="22" * 32)[0] == 0
+        return file
+
+    @pytest.mark.parametrize("how", ["a public key", "none", "another", "the public half here"])
+    def test_verify(self, home: Home, memory: Memory, ledger: str, tmp_path: Path, how: str) -> None:
+        own, more = tmp_path / "own", list[str]()
+        if how == "a public key":
+            more = ["--key", SIGNER.public_key_hex]
+        elif how == "another":
+            generate_key(own / "signing.key")
+        elif how == "the public half here":
+            own.mkdir()
+            (own / "signing.key.pub").write_text(f"{SIGNER.public_key_hex}\n")
+        before = sorted(tmp_path.rglob("*"))
+        code, page = self.run(home, own, "code", "verify", "--ledger", ledger, *more)
+        (one,) = page["agents"]
+        if how == "another":
+            assert (code, one["status"], one["files"]) == (1, "other_key", [])
+            assert f"made with {SIGNER.key_id}" in one["why"]
+        else:
+            assert (code, one["status"]) == (0, "ok")
+            assert page["key_id"] == (None if how == "none" else SIGNER.key_id)
+        assert sorted(tmp_path.rglob("*")) == before
+        memory.commit({"human.md": HUMAN + "tea\n"})
+        assert self.run(home, own, "code", "verify", "--ledger", ledger, "--key", SIGNER.public_key_hex)[0] == 2
+
+    def test_what_was_changed_in_the_database(self, home: Home, ledger: str, tmp_path: Path) -> None:
+        with closing(sqlite3.connect(ledger)) as database, database:
+            database.execute("update phionyx_envelope set body = replace(body, 'human', 'humam') where seq = 1")
+        for more in ([], ["--key", SIGNER.public_key_hex]):
+            code, page = self.run(home, tmp_path / "own", "code", "verify", "--ledger", ledger, *more)
+            assert code == 1
+            assert page["agents"][0]["status"] in ("changed", "other_key")
+
+    @pytest.mark.parametrize("settings", [{}, {"SIGNING_COMMAND": "/bin/false", "PUBLIC_KEY": SIGNER.public_key_hex}])
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            *(
+                "code verify",
+                "code status",
+                "code review",
+                "code review --patch-id x",
+                "code approve x",
+                "code apply x",
+            ),
+            *(
+                "memory review --store-path sqlite:///{}/x.db",
+                "memory log",
+                "memory log --store-path sqlite:///{}/x.db",
+            ),
+            *("memory review", "verify --ledger sqlite:///{}/x.db", "explain x --ledger sqlite:///{}/x.db", "doctor"),
+            "show x --ledger sqlite:///{}/x.db",
+        ],
+    )
+    def test_who_only_reads_leaves_nothing(
+        self, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, settings: dict[str, str]
+    ) -> None:
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        for name, value in settings.items():
+            monkeypatch.setenv(f"PHIONYX_LETTA_{name}", value)
+        monkeypatch.setenv("PHIONYX_LETTA_HOME", str(tmp_path / "own"))
+        before = sorted(tmp_path.rglob("*"))
+        where = ["--letta-dir", str(home.letta)] if arguments.startswith("code ") else []
+        done = CliRunner().invoke(app, [*arguments.format(tmp_path).split(), *where])
+        assert sorted(tmp_path.rglob("*")) == before, done.output
+        assert "Traceback" not in done.output
+        assert "unable to open" not in done.output
+
+    def test_review_without_a_ledger_says_so(self, home: Home, tmp_path: Path) -> None:
+        for more in ([], ["--patch-id", "x"]):
+            code, page = self.run(home, tmp_path / "own", "code", "review", *more)
+            assert (code, f"there is no ledger at {tmp_path / 'own' / 'ledger.db'}" in page["error"]) == (2, True)
+            assert "code ingest" in page["remedy"]
+
+
+class TestOneLedgerForBoth:
+    """Patches of a server and of Letta Code lie in one database; each command has its own."""
+
+    @pytest.mark.parametrize("command", ["code review", "memory review"])
+    def test_each_goes_through_its_own(self, home: Home, tmp_path: Path, command: str) -> None:
+        url = f"sqlite:///{tmp_path / 'own' / 'ledger.db'}"
+        environment = {"PHIONYX_LETTA_HOME": str(tmp_path / "own"), "PHIONYX_LETTA_SIGNING_KEY": "22" * 32}
+        runner = CliRunner(env=environment)
+        runner.invoke(app, ["code", "ingest", "--letta-dir", str(home.letta)])
+        proposals = Proposals(url, home.memories(), SIGNER)
+        code = a_patch(proposals)
+        note = tmp_path / "notes" / "x.md"
+        note.parent.mkdir()
+        note.write_text("a\n")
+        living = LivingMemory([str(note)], store=open_store(url), signer=SIGNER)
+        server = living._proposing._saved(
+            living._proposing._born(str(note), "a\n", "b\n", "because", ["I like tea"], "user", "s", {})
+        )
+        where = ["--store-path", url, "--path", str(note)]
+        if command.startswith("code"):
+            where = ["--letta-dir", str(home.letta)]
+        own, other = (code, server) if command.startswith("code") else (server, code)
+        done = runner.invoke(app, [*command.split(), "-i", *where], input="r\nno\n")
+        assert (done.exit_code, "1 of 1" in done.output) == (0, True), done.output
+        assert proposals.living.store.status(own.patch_id) == "rejected"
+        assert proposals.living.store.status(other.patch_id) == "pending"
+        listed = json.loads(runner.invoke(app, [*command.split(), *where, "--json"]).stdout)
+        assert listed["patches"] == []
+
+    def test_what_to_do_names_the_command_of_the_patch(self, home: Home, tmp_path: Path) -> None:
+        proposals = Proposals(str(tmp_path / "patches.jsonl"), home.memories(), SIGNER)
+        patch = a_patch(proposals)
+        with pytest.raises(PatchChanged) as caught:
+            proposals.living.approve(patch.patch_id, content="0" * 64)
+        assert "`phionyx-letta code review --patch-id`" in caught.value.remedy
+        with pytest.raises(PatchChanged) as caught:
+            proposals.living.approve(patch.patch_id, content="x")
+        assert "`code review" in caught.value.remedy
 
 
 class TestCommands:
