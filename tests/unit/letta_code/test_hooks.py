@@ -659,21 +659,31 @@ class TestNotes:
         event(home, "PostToolUse", {"agent_id": AGENT})
         assert hooks.state([]).waiting == 2100
 
-    def test_a_hook_takes_no_time(self, hooks: Hooks, home: Home) -> None:
-        """In processor time, which a busy machine does not decide; both commands are what Letta Code and git run."""
-        hooks.install(home.memories())
+    @pytest.mark.parametrize("waiting", [0, 1700])
+    def test_a_hook_takes_no_time(self, hooks: Hooks, home: Home, memory: Memory, own: Path, waiting: int) -> None:
+        """In processor time, which a busy machine does not decide; both commands are what Letta Code and git run.
+
+        Also where many notes wait, and with the gate.
+        """
+        first = memory.commit({"a.md": "1"})
+        second = memory.commit({"a.md": "2"})
+        memory.git("reset", "-q", "--hard", first)
+        hooks.install(home.memories(), gate=waiting > 0)
+        for number in range(waiting):
+            (queue_path(own) / f"n.x.{number}").touch()
         entry = settings_of(home)["hooks"]["PostToolUse"][-1]["hooks"][0]  # type: ignore[index]
         hook = home.memories()[0].path / ".git" / "hooks" / "reference-transaction"
-        zero, one = "0" * 40, "1" * 40
+        moved = f"{first} {second} refs/heads/main\n".encode()
         commands = {
             "PostToolUse": (["sh", "-c", entry["command"]], b'{"agent_id":"a"}'),
-            "reference-transaction": ([str(hook), "committed"], f"{zero} {one} refs/heads/main\n".encode()),
+            "reference-transaction": ([str(hook), "committed"], moved),
+            "reference-transaction prepared": ([str(hook), "prepared"], moved),
         }
         for name, (command, given) in commands.items():
             taken = []
             for _ in range(100):
                 before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                subprocess.run(command, input=given, check=True)
+                subprocess.run(command, input=given, check=True, cwd=memory.path)
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
             p99 = sorted(taken)[98]
