@@ -21,7 +21,6 @@ from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code.hooks import Hooks
 from phionyx_letta.letta_code.ingest import Recorder
 from phionyx_letta.letta_code.places import Home
-from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.runtime import PluginKey
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def _record(bench: Bench, memory: Path, number: int) -> None:
 
 def _key() -> PluginKey:
     signer = Ed25519Signer(SEED)
-    return PluginKey(signer, OutboxKey.of(signer), "the benchmark")
+    return PluginKey(signer, "the benchmark")
 
 
 def _memory(bench: Bench, commits: int) -> Path:

@@ -16,7 +16,6 @@ from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin.attribution import Attribution
 from phionyx_letta.plugin.mutation import BlockColumns, block_change
-from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
 from phionyx_letta.settings import load_settings
@@ -34,7 +33,7 @@ def sealer(bench: Bench) -> tuple[float, dict[str, Any]]:
     rows is not part of the time. Every envelope is signed, and one chain is verified afterwards.
     """
     signer = Ed25519Signer(SEED)
-    key = PluginKey(signer, OutboxKey.of(signer), "benchmark")
+    key = PluginKey(signer, "benchmark")
     ledger = SqlLedger(bench.postgres.new_database("bench_sealer"))
     rates, mutations = [], _mutations()
     batch = load_settings().batch

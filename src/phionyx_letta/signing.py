@@ -345,7 +345,7 @@ def get_signer(environ: Mapping[str, str] | None = None) -> Signer:
 
 
 def _command_signer(command: str, environ: Mapping[str, str]) -> Signer:
-    from phionyx_letta.signing_command import SECRET_FILE, CommandSigner, load_secret
+    from phionyx_letta.signing_command import SECRET_FILE, CommandSigner
 
     public = environ.get(ENV_PUBLIC, "").strip()
     if not public:
@@ -356,8 +356,7 @@ def _command_signer(command: str, environ: Mapping[str, str]) -> Signer:
         home = Path(environ.get(ENV_HOME, "").strip() or Path.home() / ".phionyx" / "letta")
     except RuntimeError:
         raise SigningKeyError("no home directory is known for this user", f"set {ENV_HOME} to a folder") from None
-    secret = load_secret(home / SECRET_FILE)
-    return CommandSigner(command, public, secret, key_id=environ.get(ENV_KEY_ID, "").strip() or None)
+    return CommandSigner(command, public, home / SECRET_FILE, key_id=environ.get(ENV_KEY_ID, "").strip() or None)
 
 
 def generate_key(path: str | os.PathLike[str]) -> str:

@@ -42,14 +42,15 @@ class CommandSigner:
     algorithm = "ed25519"
 
     def __init__(
-        self, command: str, public_key: str, secret: str, *, key_id: str | None = None, timeout: float = 30.0
+        self, command: str, public_key: str, secret: str | Path, *, key_id: str | None = None, timeout: float = 30.0
     ) -> None:
         """Remember the program; it is started when something is first signed.
 
         Args:
             command: words as a shell has them, without a shell.
             public_key: 64 hex digits or a .pub file: what the program's answers are checked with.
-            secret: what the keys that authenticate rows of the database are derived from.
+            secret: what the keys that authenticate rows of the database are derived from, or its file, which is made when it is
+                first needed: whoever only reads leaves nothing behind.
             key_id: name of the key; derived from it by default.
             timeout: longest wait for an answer, s.
 
@@ -65,7 +66,7 @@ class CommandSigner:
         self._verifier = Ed25519Verifier(public_key, key_id)
         self.public_key_hex = self._verifier.public_key_hex
         self.key_id = self._verifier.key_id
-        self._secret = HmacSigner(secret)
+        self._secret = secret
         self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
@@ -103,8 +104,14 @@ class CommandSigner:
         return found
 
     def derive_key(self, purpose: str) -> bytes:
-        """Return 32 bytes derived from the secret."""
-        return self._secret.derive_key(purpose)
+        """Return 32 bytes derived from the secret.
+
+        Raises:
+            SigningKeyError: its file can be neither read nor made.
+        """
+        if isinstance(self._secret, Path):
+            self._secret = load_secret(self._secret)
+        return HmacSigner(self._secret).derive_key(purpose)
 
     def verifier(self) -> Ed25519Verifier:
         """Return what checks this key's signatures."""

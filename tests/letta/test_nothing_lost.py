@@ -25,7 +25,6 @@ from proof import install_witness, prove
 
 from phionyx_letta.demo.letta_server import LettaServer
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.plugin.sealer import Sealer
 from phionyx_letta.signing import Ed25519Signer, Ed25519Verifier, TrustedKeys
@@ -49,7 +48,7 @@ class Key:
     def seal_all(self, url: str) -> None:
         """As `phionyx-letta seal` does: until the outbox is empty."""
         ledger = SqlLedger(url)
-        sealer = Sealer(ledger, PluginKey(self.signer, OutboxKey.of(self.signer), "test"))
+        sealer = Sealer(ledger, PluginKey(self.signer, "test"))
         try:
             wait_until(lambda: not (sealer.seal_pending() and ledger.has_pending()))
         finally:

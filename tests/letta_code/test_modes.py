@@ -26,7 +26,6 @@ from phionyx_letta.letta_code.hooks import Hooks
 from phionyx_letta.letta_code.places import Home
 from phionyx_letta.letta_code.queue import queue_path
 from phionyx_letta.letta_code.sealing import ingest, opened_ledger
-from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.settings import Settings
 
@@ -63,7 +62,7 @@ class Rig:
 
     def recorded(self) -> dict[str, Any]:
         """`metadata.letta` of the newest envelope."""
-        key = PluginKey(SIGNER, OutboxKey.of(SIGNER), "the tests")
+        key = PluginKey(SIGNER, "the tests")
         with opened_ledger(f"sqlite:///{self.own / 'ledger.db'}") as ledger:
             assert ingest(ledger, key, Settings(home=str(self.own)), self.home.memories()).problems == []
             *_, last = ledger.iter_chain(self.agent)

@@ -19,7 +19,6 @@ from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin.attribution import Attribution
 from phionyx_letta.plugin.mutation import BlockColumns, attachment_change, block_change
-from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.plugin.sealer import Sealer, SealReport, pending
 from phionyx_letta.signing import TrustedKeys, Verifier
@@ -33,7 +32,7 @@ def new_key() -> PluginKey:
     """A signing key that nobody has used before; its private half is its `source`, for the processes that need it."""
     seed = os.urandom(32).hex()
     signer = Ed25519Signer(seed)
-    return PluginKey(signer, OutboxKey.of(signer), seed)
+    return PluginKey(signer, seed)
 
 
 def verifier_of(*keys: PluginKey) -> Verifier:

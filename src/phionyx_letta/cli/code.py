@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phionyx_letta.cli.failures import FAILED, NOT_MEASURED, OK, CommandError
-from phionyx_letta.cli.options import Json
+from phionyx_letta.cli.options import Json, Keys
 from phionyx_letta.cli.output import answer, safe, short, stdout
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def verify(
     agent: Agents = None,
     letta_dir: LettaDir = None,
     ledger: CodeLedger = None,
+    key: Keys = None,
     at_start: Annotated[
         bool,
         typer.Option("--at-start", help="As a SessionStart hook: JSON on standard input, says what differs, exit 0."),
@@ -105,35 +106,45 @@ def verify(
 ) -> int:
     """Compare what HEAD of each memory holds with what the ledger recorded last, file by file. Nothing is written.
 
-    Whether the ledger itself was tampered with, `phionyx-letta verify` says. Exit 1 where a file was changed outside, or the history
+    No private key is needed. The envelopes that are compared with are checked with --key, else with the public key of this
+    machine's own; without any that is told, and their signatures are not checked. Whether the ledger itself was tampered with,
+    `phionyx-letta verify` says. Exit 1 where a file was changed outside, another key signed what was recorded, or the history
     does not lead on from what was recorded; 2 where commits are not recorded yet, or there is nothing to compare.
     """
     if at_start:
         return _report_at_start(letta_dir, ledger)
-    checked = _checked(agent, letta_dir, ledger)
-    answer(
-        {"agents": [vars(one) for one in checked]},
-        as_json=as_json,
-        show=lambda console: _show_checked(console, checked),
-    )
+    checked, key_id = _checked(agent, letta_dir, ledger, key)
+
+    def show(console: Console) -> None:
+        _show_checked(console, checked)
+        if key_id is None and checked:
+            console.print(
+                "no key is known here, so signatures were not checked: give --key", style="yellow", soft_wrap=True
+            )
+
+    answer({"agents": [vars(one) for one in checked], "key_id": key_id}, as_json=as_json, show=show)
     found = {one.status for one in checked}
-    if found & {"changed", "rewritten", "unreadable", "several", "replaced"}:
+    if found & {"changed", "rewritten", "unreadable", "several", "replaced", "other_key"}:
         return FAILED
     return OK if found == {"ok"} else NOT_MEASURED
 
 
-def _checked(agent: list[str] | None, letta_dir: Path | None, ledger: str | None) -> list[Checked]:
+def _checked(
+    agent: list[str] | None, letta_dir: Path | None, ledger: str | None, key: list[str] | None = None
+) -> tuple[list[Checked], str | None]:
+    """How the memories stand, and the ids of the keys that signatures were checked with; None where none is known."""
+    from phionyx_letta.cli.keys import verifier_here
     from phionyx_letta.letta_code.checking import check_memory
     from phionyx_letta.letta_code.places import Home
     from phionyx_letta.letta_code.sealing import missing_memories, opened_ledger
-    from phionyx_letta.plugin.runtime import load_key
     from phionyx_letta.settings import load_settings
 
-    key, memories = load_key(load_settings()), chosen_memories(agent, None, letta_dir)
+    memories = chosen_memories(agent, None, letta_dir)
     with opened_ledger(ledger_url(ledger), create=False) as opened:
         if not agent:
-            memories += missing_memories(opened, key, Home.find(letta_dir))
-        return [check_memory(opened, key.signer, memory) for memory in memories]
+            memories += missing_memories(opened, None, Home.find(letta_dir))
+        verifier = verifier_here(opened, load_settings(), key)
+        return [check_memory(opened, verifier, memory) for memory in memories], verifier.key_id if verifier else None
 
 
 def _report_at_start(letta_dir: Path | None, ledger: str | None) -> int:
@@ -146,7 +157,7 @@ def _report_at_start(letta_dir: Path | None, ledger: str | None) -> int:
     try:
         said = json.loads(sys.stdin.read(1 << 20))
         agent = said.get("agent_id") if isinstance(said, dict) else None
-        checked = _checked([agent] if isinstance(agent, str) else None, letta_dir, ledger)
+        checked, _ = _checked([agent] if isinstance(agent, str) else None, letta_dir, ledger)
     except (ValueError, RecursionError, PhionyxError) as error:
         stdout().print(f"phionyx-letta: the memory was not compared with the ledger: {safe(error)}", soft_wrap=True)
         return OK
@@ -227,6 +238,7 @@ def _show_checked(console: Console, checked: list[Checked]) -> None:
         "unrecorded": "nothing was recorded yet: run `phionyx-letta code ingest`",
         "unreadable": "the repository cannot be read",
         "replaced": "git's replacements (refs/replace) may put something else into the prompt than what was compared",
+        "other_key": "HEAD is compared with envelopes that no key known here has signed",
         "several": "HEAD holds what was recorded, but the agent has another memory, which is not recorded",
     }
     for one in checked:

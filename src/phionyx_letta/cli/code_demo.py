@@ -71,7 +71,6 @@ class _Stage:
 
     def __init__(self, folder: Path, letta_dir: Path) -> None:
         from phionyx_letta.letta_code.places import Home
-        from phionyx_letta.plugin.outbox import OutboxKey
         from phionyx_letta.plugin.runtime import PluginKey
         from phionyx_letta.settings import Settings
         from phionyx_letta.signing import generate_key, get_signer
@@ -81,7 +80,7 @@ class _Stage:
         path = self.own / "signing.key"
         generate_key(path)
         signer = get_signer({"PHIONYX_LETTA_SIGNING_KEY": str(path)})
-        self.key = PluginKey(signer, OutboxKey.of(signer), str(path))
+        self.key = PluginKey(signer, str(path))
         self.settings = Settings(home=str(self.own), include_diff_text=True)
         self.url = f"sqlite:///{self.own / 'ledger.db'}"
         self.home = Home.find(letta_dir)
@@ -126,7 +125,7 @@ class _Stage:
         from phionyx_letta.letta_code.places import AgentMemory
 
         with self.opened() as ledger:
-            return check_memory(ledger, self.key.signer, AgentMemory(agent, memory)).status
+            return check_memory(ledger, self.key.verifier(), AgentMemory(agent, memory)).status
 
     def result(self, agent: str, caught: str, seconds: float) -> dict[str, Any]:
         with self.opened() as ledger:

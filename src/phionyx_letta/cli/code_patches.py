@@ -6,6 +6,7 @@ They know these memories and sign with the ledger's key; `memory` with the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from phionyx_letta.letta_code.places import AgentMemory
     from phionyx_letta.letta_code.proposals import Proposals
     from phionyx_letta.memory import LivingMemory, MemoryPatch
+    from phionyx_letta.memory.stored import PatchSummary
 
 __all__ = ["apply", "approve", "code", "rebase", "reject", "revert", "review"]
 
@@ -47,7 +49,7 @@ def review(
     """List the patches that are pending or approved; with --patch-id show one: its diff, why, on what evidence, and its trust."""
     from phionyx_letta.memory.reviewing import listed
 
-    living = _living(letta_dir, ledger)
+    living = _living(letta_dir, ledger, decides=interactive)
 
     def listing() -> int:
         waiting = [one for status in ("pending", "approved") for one in living.store.list_by_status(status)]
@@ -60,7 +62,16 @@ def review(
         answer(page, as_json=as_json, show=lambda console: print_log(console, patches))
         return OK
 
-    return print_review(living, patch_id, listing, interactive=interactive, by=by, as_json=as_json, lists="code review")
+    return print_review(
+        living,
+        patch_id,
+        listing,
+        interactive=interactive,
+        by=by,
+        as_json=as_json,
+        lists="code review",
+        own=partial(_is_here, living),
+    )
 
 
 @code.command(short_help="Approve a pending patch without applying it.")
@@ -75,7 +86,9 @@ def approve(
 ) -> int:
     """Approve a pending patch; `code apply` then commits it."""
     living = _living(letta_dir, ledger)
-    return _told(living.approve(find_patch(living, patch_id), by=by, reason=reason, content=content), as_json)
+    return _told(
+        living.approve(find_patch(living, patch_id, "code review"), by=by, reason=reason, content=content), as_json
+    )
 
 
 @code.command(short_help="Reject a patch for good.")
@@ -89,7 +102,7 @@ def reject(
 ) -> int:
     """Reject a patch: its fact is not proposed again unless it changes."""
     living = _living(letta_dir, ledger)
-    return _told(living.reject(find_patch(living, patch_id), reason, by=by), as_json)
+    return _told(living.reject(find_patch(living, patch_id, "code review"), reason, by=by), as_json)
 
 
 @code.command(short_help="Offer a diverged patch for what the file holds now.")
@@ -98,7 +111,7 @@ def rebase(
 ) -> int:
     """Merge a patch with what HEAD holds now, and store the result as a new pending patch. Nothing is committed."""
     living = _living(letta_dir, ledger)
-    return _told(living.rebase(find_patch(living, patch_id), by=by), as_json)
+    return _told(living.rebase(find_patch(living, patch_id, "code review"), by=by), as_json)
 
 
 @code.command(short_help="Commit an approved patch to a memory.")
@@ -143,7 +156,7 @@ def _decided(
     settings, url = load_settings(), ledger_url(ledger)
     memories = chosen_memories(None, None, letta_dir)
     proposals = _proposals(url, memories)
-    patch_id = find_patch(proposals.living, prefix)
+    patch_id = find_patch(proposals.living, prefix, "code review")
     known = proposals.living.store.get(patch_id)
     if known is not None:
         with opened_ledger(url) as opened:  # the commit will name the newest envelope
@@ -180,22 +193,31 @@ def _of_patch(memories: list[AgentMemory], name: str) -> list[AgentMemory]:
     return found
 
 
-def _proposals(url: str, memories: Sequence[AgentMemory]) -> Proposals:
+def _proposals(url: str, memories: Sequence[AgentMemory], *, decides: bool = True) -> Proposals:
+    """The patches in a ledger that is there; only who decides needs a key, and none is made."""
+    from phionyx_letta.cli.memory_sources import missing_file
+    from phionyx_letta.cli.seal import existing_key, signing_key
     from phionyx_letta.letta_code.proposals import Proposals
     from phionyx_letta.memory.policy import Policy
-    from phionyx_letta.plugin.runtime import load_key
     from phionyx_letta.settings import load_settings
+    from phionyx_letta.signing import UnsignedSigner
 
+    if missing := missing_file(url):
+        raise CommandError(
+            f"there is no ledger at {missing}: nothing was recorded or proposed yet",
+            "record first: phionyx-letta code ingest, or give --ledger",
+        )
     settings = load_settings()
+    key = signing_key() if decides else existing_key(settings)
     policy = Policy.load(settings.reviewers) if settings.reviewers else None
-    return Proposals(url, memories, load_key(settings).signer, policy=policy)
+    return Proposals(url, memories, key.signer if key else UnsignedSigner(), policy=policy)
 
 
-def _living(letta_dir: Path | None, ledger: str | None) -> LivingMemory:
-    return _proposals(ledger_url(ledger), chosen_memories(None, None, letta_dir)).living
+def _living(letta_dir: Path | None, ledger: str | None, *, decides: bool = True) -> LivingMemory:
+    return _proposals(ledger_url(ledger), chosen_memories(None, None, letta_dir), decides=decides).living
 
 
-def _is_here(living: LivingMemory, patch: MemoryPatch) -> bool:
+def _is_here(living: LivingMemory, patch: MemoryPatch | PatchSummary) -> bool:
     """Whether it is of a memory here: the ledger's database may hold patches of a server's blocks too."""
     try:
         living.targets.resolve(patch.file_path)

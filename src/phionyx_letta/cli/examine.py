@@ -97,8 +97,9 @@ def _key() -> tuple[Finding, str | None]:
         ), None
     if key.signer.algorithm != "ed25519":
         message = "signs with a published secret (PHIONYX_LETTA_DEMO): it proves nothing"
-        return Finding("key here", WARN, message, remedy), key.outbox.key_id
-    return Finding("key here", OK, f"{key.outbox.key_id} from {key.source}"), key.outbox.key_id
+        return Finding("key here", WARN, message, remedy), str(key.signer.key_id)
+    key_id = str(key.signer.key_id)
+    return Finding("key here", OK, f"{key_id} from {key.source}"), key_id
 
 
 def examine_database(ledger: SqlLedger, key_id: str | None) -> tuple[list[Finding], dict[str, Any]]:

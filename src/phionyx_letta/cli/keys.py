@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from phionyx_letta.keys import Keyring
+    from phionyx_letta.ledger.sql import SqlLedger
     from phionyx_letta.memory.policy import Policy
+    from phionyx_letta.settings import Settings
+    from phionyx_letta.signing import Verifier
 
-__all__ = ["ENV_VERIFY_KEY", "keygen", "keyring_of", "known_reviewers", "trusted_keys"]
+__all__ = ["ENV_VERIFY_KEY", "keygen", "keyring_of", "known_reviewers", "trusted_keys", "verifier_here"]
 
 ENV_VERIFY_KEY, ENV_REVIEWERS = "PHIONYX_LETTA_VERIFY_KEY", "PHIONYX_LETTA_REVIEWERS"
 
@@ -83,6 +86,46 @@ def trusted_keys(given: Iterable[str] | None, histories: Iterable[str] | None = 
     for history in histories or ():
         ring.learn(read_statements(history))
     return ring
+
+
+def verifier_here(ledger: SqlLedger, settings: Settings, given: Iterable[str] | None) -> Verifier | None:
+    """What checks a ledger of this machine's own: the keys of ``--key``, else the key that signs here with those it took over from and
+    those of the hosts that share the ledger; None where there is none. No key is made, and a private one only read for want of
+    its public half.
+
+    Raises:
+        SigningKeyError: one of them is malformed or cannot be read.
+    """
+    from phionyx_letta.keys import Keyring, statements_in
+    from phionyx_letta.ledger.lineage import own_keys, stored_statements
+    from phionyx_letta.plugin.sealer import trusted_hosts
+
+    named, own = trusted_keys(given), None if given else _own_verifier(settings)
+    roots, public = list(named.roots) if named else [], getattr(own, "public_key_hex", None)
+    with ledger.engine.connect() as connection:
+        if public is not None:
+            roots += [*own_keys(connection, public), *trusted_hosts(settings)]
+        return Keyring(roots).extended(statements_in(stored_statements(connection))) if roots else own
+
+
+def _own_verifier(settings: Settings) -> Verifier | None:
+    from phionyx_letta.signing import ENV_DEMO, ENV_KEY, ENV_PUBLIC, get_signer, load_verifier
+
+    public = os.environ.get(ENV_PUBLIC, "").strip()
+    if settings.signing_command and public:
+        return load_verifier(public)
+    beside = settings.home_path() / "signing.key"
+    if not settings.signing_key and os.environ.get(ENV_DEMO, "").strip() != "1":
+        pair = beside.with_name(f"{beside.name}.pub")
+        if pair.is_file():
+            return load_verifier(pair)
+        if not beside.is_file():
+            return None
+        signer = get_signer({ENV_KEY: str(beside)})
+    else:
+        signer = get_signer()
+    own = getattr(signer, "verifier", None)
+    return own() if own is not None else None
 
 
 def known_reviewers(given: Sequence[str] | None) -> Policy | None:

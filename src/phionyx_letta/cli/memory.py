@@ -21,6 +21,7 @@ from phionyx_letta.errors import DiffConflictError, PatchChanged, PhionyxError, 
 
 if TYPE_CHECKING:
     from phionyx_letta.memory import MemoryPatch
+    from phionyx_letta.memory.stored import PatchSummary
 
 __all__ = ["memory", "run_memory"]
 
@@ -177,13 +178,14 @@ def review(
         pending = [
             listed(one, living.verifier, living.store, living.targets, living.policy)
             for one in living.pending_patches()
+            if _own(one)
         ]
         note = elsewhere(store_path)
         page = {"patches": pending, "count": len(pending)}
         answer(page, as_json=as_json, show=lambda console: print_list(console, pending, note))
         return 0
 
-    return print_review(living, patch_id, listing, interactive=interactive, by=by, as_json=as_json)
+    return print_review(living, patch_id, listing, interactive=interactive, by=by, as_json=as_json, own=_own)
 
 
 @memory.command(short_help="Approve a pending patch without applying it.")
@@ -329,6 +331,13 @@ def run_memory(args: argparse.Namespace) -> None:
         code = exit_code(error)
     if code:
         sys.exit(code)
+
+
+def _own(patch: MemoryPatch | PatchSummary) -> bool:
+    """Whether it is no patch of Letta Code's, which `code review` shows."""
+    from phionyx_letta.memory.patches import CODE_SESSION
+
+    return not (patch.session_id or "").startswith(CODE_SESSION)
 
 
 def _or_cannot(act: str, do: Callable[[], MemoryPatch]) -> MemoryPatch:

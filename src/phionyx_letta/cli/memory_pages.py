@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from phionyx_letta.memory import LivingMemory, MemoryPatch
+    from phionyx_letta.memory.stored import PatchSummary
 
 __all__ = ["print_list", "print_log", "print_review"]
 
@@ -43,6 +44,7 @@ def print_review(
     by: str | None,
     as_json: bool,
     lists: str = "memory log --status approved",
+    own: Callable[[PatchSummary], bool],
 ) -> int:
     """What the two commands `review` do: go through the pending patches, show one, or list; return the exit code.
 
@@ -54,6 +56,7 @@ def print_review(
         by: who decides.
         as_json: one JSON object is wanted.
         lists: the command that lists what was approved.
+        own: whether a pending patch is this command's: a database may hold a server's and Letta Code's.
 
     Raises:
         CommandError: questions cannot be asked in JSON, or there is no such patch.
@@ -63,10 +66,10 @@ def print_review(
             raise CommandError(
                 "--interactive asks questions, so it cannot print one JSON object", "leave out one of the two"
             )
-        return step_through(living, by, lists)
+        return step_through(living, by, lists, own)
     if named is None:
         return listing()
-    described = living.review(find_patch(living, named))
+    described = living.review(find_patch(living, named, lists.partition(" --")[0]))
     answer(described, as_json=as_json, show=lambda console: print_patch(console, described))
     return OK
 
@@ -125,12 +128,12 @@ def print_patch(console: Console, described: Mapping[str, Any]) -> None:
         console.print(diff_text(described["diff_recorded"]), soft_wrap=True)
 
 
-def step_through(living: LivingMemory, by: str | None, lists: str) -> int:
+def step_through(living: LivingMemory, by: str | None, lists: str, own: Callable[[PatchSummary], bool]) -> int:
     """Ask about each pending patch in turn; one that fails is named, and the others still come."""
     import typer
 
     console, decided, failed = stdout(), 0, 0
-    pending = [one.patch_id for one in living.store.summaries("pending")]
+    pending = [one.patch_id for one in living.store.summaries("pending") if own(one)]
     if not pending:
         console.print("No pending memory patches to review.")
     for number, patch_id in enumerate(pending, start=1):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from phionyx_letta.settings import Settings
     from phionyx_letta.signing import Signer, Verifier
 
-__all__ = ["STORE", "find_patch", "open_memory", "read_session", "store_path_of"]
+__all__ = ["STORE", "find_patch", "missing_file", "open_memory", "read_session", "store_path_of"]
 
 STORE = ".synapsekit_memory_patches.jsonl"
 """The seed's default."""
@@ -36,6 +36,17 @@ def store_path_of(given: str | None) -> str:
     from phionyx_letta.settings import load_settings
 
     return given or load_settings().memory_store or STORE
+
+
+def missing_file(url: str) -> str | None:
+    """The file of a SQLite database that does not exist: opening it would make it."""
+    if "://" not in url:
+        return None
+    from phionyx_letta.ledger.tables import ledger_url
+
+    parsed = ledger_url(url)
+    file = parsed.database if parsed.get_backend_name() == "sqlite" else None
+    return file if file and not Path(file).is_file() else None
 
 
 def elsewhere(given: str | None) -> str | None:
@@ -93,6 +104,10 @@ def open_memory(
             "give --path, or set PHIONYX_LETTA_MEMORY_PATHS",
         )
     signer, verifier = _keys(settings.memory_secret)
+    if not proposing and (missing := missing_file(store_path)):
+        raise CommandError(
+            f"there is no database {missing}, so no patch is stored there", "give the one patches are proposed into"
+        )
     store = open_store(store_path)
     files = ManagedFiles(managed or [_beside(store_path)])
     return LivingMemory(
@@ -121,8 +136,8 @@ def _blocks(settings: Settings, signer: Signer, store: Patches) -> RestBlocks:
     )
 
 
-def find_patch(living: LivingMemory, prefix: str) -> str:
-    """Return the one id that is, or begins with, `prefix`.
+def find_patch(living: LivingMemory, prefix: str, shows: str = "memory log") -> str:
+    """Return the one id that is, or begins with, `prefix`; `shows` is the command that lists the patches.
 
     Raises:
         PatchNotFound: there is none, or more than one.
@@ -131,7 +146,7 @@ def find_patch(living: LivingMemory, prefix: str) -> str:
     if prefix in found or len(found) == 1:
         return prefix if prefix in found else found[0]
     if not found:
-        raise PatchNotFound(f"Patch '{prefix}' not found.", "`phionyx-letta memory log` shows what there is")
+        raise PatchNotFound(f"Patch '{prefix}' not found.", f"`phionyx-letta {shows}` shows what there is")
     shown = ", ".join(found[:10])
     raise PatchNotFound(f"{len(found)} patches begin with '{prefix}': {shown}", "give more digits")
 

@@ -62,8 +62,8 @@ def create_table(connection: Connection) -> None:
     _metadata.create_all(connection)
 
 
-def read_cursor(connection: Connection, signer: Signs, agent: str) -> Cursor:
-    """How far the agent's memory is recorded, by its row, else by its last envelope."""
+def read_cursor(connection: Connection, signer: Signs | None, agent: str) -> Cursor:
+    """How far the agent's memory is recorded, by its row, else by its last envelope; without a signer any row counts."""
     row = None
     if inspect(connection).has_table(table.name):
         row = connection.execute(select(table).where(table.c.agent_id == agent)).first()
@@ -71,20 +71,23 @@ def read_cursor(connection: Connection, signer: Signs, agent: str) -> Cursor:
     return cursor or _from_envelopes(connection, agent)
 
 
-def read_cursors(connection: Connection, signer: Signs) -> dict[str, Cursor]:
-    """How far the memories of all agents are recorded, by the rows that are this key's."""
+def read_cursors(connection: Connection, signer: Signs | None) -> dict[str, Cursor]:
+    """How far the memories of all agents are recorded, by the rows that are this key's; without a signer by all."""
     if not inspect(connection).has_table(table.name):
         return {}
     found = ((row.agent_id, _cursor(signer, row)) for row in connection.execute(select(table)))
     return {agent: cursor for agent, cursor in found if cursor is not None}
 
 
-def _cursor(signer: Signs, row: Row[Any]) -> Cursor | None:
-    if not hmac.compare_digest(_mac(signer, row.agent_id, row.body) or "", row.mac or ""):
+def _cursor(signer: Signs | None, row: Row[Any]) -> Cursor | None:
+    if signer is not None and not hmac.compare_digest(_mac(signer, row.agent_id, row.body) or "", row.mac or ""):
         return None
-    body = json.loads(row.body)
-    places = {name: LogPlace.of(place) for name, place in body.pop("places").items()}
-    return Cursor(**body, places=places)
+    try:
+        body = json.loads(row.body)
+        places = {name: LogPlace.of(place) for name, place in body.pop("places").items()}
+        return Cursor(**body, places=places)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # somebody else's
+        return None
 
 
 def store_cursor(connection: Connection, signer: Signs, agent: str, cursor: Cursor) -> None:

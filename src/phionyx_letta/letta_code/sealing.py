@@ -199,10 +199,12 @@ class _Ingest:
         return again
 
 
-def missing_memories(ledger: SqlLedger, key: PluginKey, home: Home) -> list[AgentMemory]:
-    """Memories of this Letta Code that were recorded on this machine and are gone, until that is recorded too."""
+def missing_memories(ledger: SqlLedger, key: PluginKey | None, home: Home) -> list[AgentMemory]:
+    """Memories of this Letta Code that were recorded on this machine and are gone, until that is recorded too; without a key by
+    rows that anybody may have written.
+    """
     with ledger.engine.connect() as connection:
-        cursors = read_cursors(connection, key.signer)
+        cursors = read_cursors(connection, key.signer if key else None)
     return [
         AgentMemory(agent, Path(cursor.path))
         for agent, cursor in sorted(cursors.items())

@@ -72,6 +72,10 @@ class Sessions:
                     state  # not again before it changes: nothing is new in it, or its agent is not here
                 )
 
+    def look_again(self) -> None:
+        """Read those again that were read and not proposed from."""
+        self._looked.clear()
+
     def done(self, session: Session) -> None:
         """Remember that a conversation was proposed from, up to here."""
         sizes = {**self._done(), session.folder: session.size}

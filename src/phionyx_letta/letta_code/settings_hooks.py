@@ -179,7 +179,14 @@ class SettingsHooks:
         if text is None:
             return None, {}
         try:
-            settings = json.loads(text)
+            settings = json.loads(
+                text, parse_float=_exact, parse_int=_exact_int, parse_constant=_refused, object_pairs_hook=_once
+            )
+        except _NotKept as error:
+            raise StoreError(
+                f"{self._settings} holds {error}, which would not be kept as it is, so nothing is written to it",
+                "write that as plain JSON: one value for each key, and numbers in their shortest form",
+            ) from None
         except (ValueError, RecursionError):
             settings = None
         hooks = settings.get("hooks", {}) if isinstance(settings, dict) else None
@@ -203,6 +210,36 @@ class SettingsHooks:
             write_whole(self._record, json.dumps(asdict(record)).encode(), 0o600)
         except OSError as error:
             raise StoreError(f"{self._record} cannot be written: {error.strerror}", "check its folder") from error
+
+
+class _NotKept(ValueError):
+    """What would be another after it is read and written."""
+
+
+def _exact(written: str) -> float:
+    number = float(written)
+    if json.dumps(number) != written:
+        raise _NotKept(f"the number {written[:40]}")
+    return number
+
+
+def _exact_int(written: str) -> int:
+    number = int(written)
+    if str(number) != written:
+        raise _NotKept(f"the number {written[:40]}")
+    return number
+
+
+def _refused(written: str) -> float:
+    raise _NotKept(f"{written}, which is no JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
+        raise _NotKept(f"the key {twice[:40]!r} twice in one object")
+    return found
 
 
 def _dumped(settings: dict[str, Any]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,17 +16,24 @@ from typing import Any
 
 from phionyx_letta.errors import PhionyxError, ProposerUnavailable
 from phionyx_letta.letta_code.delivering import deliver_again
+from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.hooks import Hooks
 from phionyx_letta.letta_code.places import AgentMemory, Home
 from phionyx_letta.letta_code.proposals import Proposals
 from phionyx_letta.letta_code.queue import queue_path, read_notes
+from phionyx_letta.letta_code.reading import open_regular
+from phionyx_letta.letta_code.repository import MemoryRepository
 from phionyx_letta.letta_code.rounds import Slow
 from phionyx_letta.letta_code.sealing import Ingested, ingest, missing_memories, opened_ledger
-from phionyx_letta.letta_code.sessions import Sessions
+from phionyx_letta.letta_code.sessions import Session, Sessions
+from phionyx_letta.memory.patches import CODE_SESSION
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.settings import Settings
 
 __all__ = ["Pass", "Watch"]
+
+_log = logging.getLogger("phionyx_letta")
+_NEVER: Any = object()
 
 #: Everything is looked at again after so many passes, whatever the files say: a clock may stand still.
 _FULL_EVERY = 150
@@ -32,6 +41,7 @@ _FULL_EVERY = 150
 _AGAIN_EVERY = 15
 #: Branches of a memory that are looked at in between.
 _MOST_BRANCHES = 100
+_LONGEST_HEAD = 4096
 #: The first and the longest pause after a checkpoint that a sink did not take, s.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
 
@@ -69,6 +79,7 @@ class Watch:
         self._passes = 0
         self._failed: set[str] = set()
         self._slow = Slow()
+        self._ask_again = False
         self._undelivered = bool(settings.sinks)  # not known: whoever ran before may have ended too early
         self._pause, self._again_at = _FIRST_PAUSE, 0.0
 
@@ -79,24 +90,42 @@ class Watch:
             stop.wait(poll)
 
     def look(self) -> Pass:
-        """Record what changed and propose from what ended."""
+        """Record what changed and propose from what ended. What goes wrong is told and tried again, whatever it is."""
         found = Pass()
-        try:
+        with self._guarded(found, str(self._home.letta)) as whole:
             memories = self._home.memories()
-            hooks = Hooks(self._home, self._settings.home_path())
-            if hooks.installed:
-                hooks.cover(memories)
-            changed = self._changed(memories)
+            self._cover(memories, found)
+            changed = self._changed(memories, found)
             if changed or self._passes == 1 or (self._undelivered and time.monotonic() >= self._again_at):
                 self._record(changed, found)
             if self._undelivered:
                 found.errors.append("not every sink took the newest checkpoint; it is offered again")
             if self._proposer is not None:
                 self._propose(memories, found)
-        except (PhionyxError, OSError) as error:
+        if whole.error is not None:
             self._marks.clear()
-            found.errors.append(str(error))
         return found
+
+    @contextmanager
+    def _guarded(self, found: Pass, what: str) -> Iterator[_Guard]:
+        """Tell any error of one thing, so that the others go on; one that should not be is logged as it came about."""
+        guard = _Guard()
+        try:
+            yield guard
+        except (PhionyxError, OSError) as error:
+            guard.error = error
+            found.errors.append(str(error) if what in str(error) else f"{what}: {error}")
+        except Exception as error:
+            guard.error = error
+            found.errors.append(f"{what}: {type(error).__name__}: {error}; it is tried again")
+            _log.exception("phionyx-letta: %s failed", what)
+
+    def _cover(self, memories: Sequence[AgentMemory], found: Pass) -> None:
+        hooks = Hooks(self._home, self._settings.home_path())
+        if hooks.installed:
+            for memory in memories:
+                with self._guarded(found, _name(memory)):
+                    hooks.cover([memory])
 
     def _record(self, changed: Sequence[AgentMemory], found: Pass) -> None:
         with opened_ledger(self._url) as ledger:
@@ -115,7 +144,7 @@ class Watch:
             self._again_at = time.monotonic() + self._pause
             self._pause = _FIRST_PAUSE if delivered else min(2 * self._pause, _LONGEST_PAUSE)
 
-    def _changed(self, memories: Sequence[AgentMemory]) -> list[AgentMemory]:
+    def _changed(self, memories: Sequence[AgentMemory], found: Pass) -> list[AgentMemory]:
         self._passes += 1
         if self._passes % _FULL_EVERY == 0:
             self._marks.clear()
@@ -123,12 +152,28 @@ class Watch:
             for agent in self._failed:
                 self._marks.pop(agent, None)
             self._failed.clear()
-        marks = {memory.agent_id: _marks(memory.path) for memory in memories}
-        changed = [memory for memory in memories if self._marks.get(memory.agent_id) != marks[memory.agent_id]]
+            if self._ask_again:
+                self._sessions.look_again()
+                self._ask_again = False
+        marks: dict[str, Any] = {}
+        for memory in memories:
+            marks[memory.agent_id] = None
+            with self._guarded(found, _name(memory)) as looked:
+                marks[memory.agent_id] = _marks(memory.path)
+            if looked.error is not None:
+                self._failed.add(memory.agent_id)
+        changed = [memory for memory in memories if self._marks.get(memory.agent_id, _NEVER) != marks[memory.agent_id]]
         self._marks = marks
         gone = [memory for agent, memory in self._known.items() if agent not in marks]
         self._known = {memory.agent_id: memory for memory in memories}
         return changed + gone
+
+    def _proposed(self, session: Session, memory: AgentMemory) -> list[str]:
+        proposals = Proposals(self._url, [memory], self._key.signer, proposer=self._proposer)
+        asked = proposals.living.propose_from_session(
+            f"{CODE_SESSION}{session.conversation}", session_records=session.records
+        )
+        return [patch.patch_id for patch in asyncio.run(asked)]
 
     def _propose(self, memories: Sequence[AgentMemory], found: Pass) -> None:
         ended = {conversation for _, conversation in read_notes(queue_path(self._settings.home_path())).sessions}
@@ -136,34 +181,59 @@ class Watch:
         for session in self._sessions.finished(self._idle, ended):
             if session.agent_id not in known:
                 continue
-            proposals = Proposals(self._url, [known[session.agent_id]], self._key.signer, proposer=self._proposer)
-            try:
-                patches = asyncio.run(
-                    proposals.living.propose_from_session(
-                        f"letta-code:{session.conversation}", session_records=session.records
-                    )
-                )
-            except ProposerUnavailable as error:
-                found.errors.append(str(error))
+            memory = known[session.agent_id]
+            with self._guarded(found, f"{_name(memory)}, conversation {session.conversation}") as asked:
+                found.patches += self._proposed(session, memory)
+                self._sessions.done(session)
+            if isinstance(asked.error, ProposerUnavailable):
                 return
-            found.patches += [patch.patch_id for patch in patches]
-            self._sessions.done(session)
+            self._ask_again |= asked.error is not None
         found.errors += [f"{name}: {why}" for name, why in self._sessions.unknown.items()]
 
 
-def _marks(path: Path) -> list[tuple[int, int, int] | None]:
-    """What changes when HEAD, its branch or a reflog does."""
-    git = path / ".git"
-    found: list[tuple[int, int, int] | None] = []
-    for name in ("HEAD", "logs/HEAD", "packed-refs", "refs/heads", "logs/refs/heads"):
-        one = git / name
-        for file in [one, *(_some_below(one) if name.endswith("heads") else [])]:
-            try:
-                state = os.lstat(file)
-                found.append((state.st_mtime_ns, state.st_size, state.st_ino))
-            except (OSError, ValueError):
-                found.append(None)
+@dataclass
+class _Guard:
+    error: Exception | None = None
+
+
+def _name(memory: AgentMemory) -> str:
+    return f"{memory.agent_id} ({memory.path})"
+
+
+def _marks(path: Path) -> list[tuple[int, int, int, int] | None]:
+    """What changes when HEAD, its branch or a reflog does; times alone can be put back, but not that of the last change (ctime)."""
+    try:
+        repository = MemoryRepository(path)
+        git, common = repository.git_dir, repository.common_dir
+    except MemoryUnreadable:
+        git = common = path / ".git"
+    files = [
+        path / ".git",
+        git / "HEAD",
+        git / "logs" / "HEAD",
+        common / "packed-refs",
+        common / "reftable/tables.list",
+    ]
+    for folder in (common / "refs" / "heads", common / "logs" / "refs" / "heads"):
+        files += [folder, *_some_below(folder)]
+    if branch := _branch(git):
+        files += [common / branch, common / "logs" / branch]
+    found: list[tuple[int, int, int, int] | None] = []
+    for file in files:
+        try:
+            state = os.lstat(file)
+            found.append((state.st_mtime_ns, state.st_ctime_ns, state.st_size, state.st_ino))
+        except (OSError, ValueError):
+            found.append(None)
     return found
+
+
+def _branch(git: Path) -> str | None:
+    """The file of the branch HEAD stands for, which may lie deeper than the first branches do."""
+    with suppress(OSError, ValueError), open_regular(git / "HEAD") as file:
+        named = os.fsdecode(file.read(_LONGEST_HEAD)).strip().removeprefix("ref: ")
+        return named if named.startswith("refs/") and ".." not in named else None
+    return None
 
 
 def _some_below(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import re
 
 from phionyx_letta.errors import PatchChanged, UntrustedPatch
 from phionyx_letta.memory.blocks import PREFIX, parse_block_name
-from phionyx_letta.memory.patches import MemoryPatch, content_digest
+from phionyx_letta.memory.patches import CODE_SESSION, MemoryPatch, content_digest
 from phionyx_letta.memory.policy import Policy
 from phionyx_letta.signing import Signer
 
@@ -19,7 +19,6 @@ __all__ = ["check_decided", "check_decider", "check_seen"]
 DECISIONS = ("approved", "applied", "reverted")
 """The steps of a history that only a reviewer may take. Nothing is let through by a rejection or a conflict."""
 _SEEN = re.compile(r"(?:sha256:)?([0-9a-f]{40,64})")
-_AGAIN = "review it again: `phionyx-letta memory review --patch-id` shows what is stored now, and its digest"
 
 
 def check_seen(stored: MemoryPatch, seen: MemoryPatch | str) -> None:
@@ -33,14 +32,16 @@ def check_seen(stored: MemoryPatch, seen: MemoryPatch | str) -> None:
     Raises:
         PatchChanged: it is not, or this is no digest.
     """
+    review = "code review" if (stored.session_id or "").startswith(CODE_SESSION) else "memory review"
     found = content_digest(stored)
     given = content_digest(seen) if isinstance(seen, MemoryPatch) else seen.strip().lower()
     match = _SEEN.fullmatch(given)
     if match is None:
-        raise PatchChanged(f"{seen!r} is not the digest of a patch", "give sha256:… as `memory review` shows it")
+        raise PatchChanged(f"{seen!r} is not the digest of a patch", f"give sha256:… as `{review} --patch-id` shows it")
     if not found.removeprefix("sha256:").startswith(match[1]):
         raise PatchChanged(
-            f"patch {stored.patch_id} is not what was reviewed: {given} was seen, {found} is stored", _AGAIN
+            f"patch {stored.patch_id} is not what was reviewed: {given} was seen, {found} is stored",
+            f"review it again: `phionyx-letta {review} --patch-id` shows what is stored now, and its digest",
         )
 
 

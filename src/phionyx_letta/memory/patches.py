@@ -18,7 +18,7 @@ from phionyx_letta._canonical import JSON_ERRORS, encode
 from phionyx_letta.errors import IllegalTransition, InvalidPatch, UntrustedPatch
 from phionyx_letta.signing import HmacSigner, HmacVerifier, Signer, UnsignedSigner, Verifier, signature_algorithm
 
-__all__ = ["TRANSITIONS", "MemoryPatch", "PatchStatus", "check_trust", "content_digest", "transition"]
+__all__ = ["CODE_SESSION", "TRANSITIONS", "MemoryPatch", "PatchStatus", "check_trust", "content_digest", "transition"]
 
 PatchStatus = Literal["pending", "approved", "applied", "rejected", "reverted", "conflict"]
 
@@ -35,6 +35,8 @@ TRANSITIONS: dict[str, frozenset[str]] = {
     "reverted": frozenset(),
 }
 HISTORY = "history"
+CODE_SESSION = "letta-code:"
+"""How the sessions of Letta Code's conversations begin: their patches are commands of `code`, beside a server's in one store."""
 _GENESIS = "sha256:" + "0" * 64
 _SIGNED_STEP = ("from", "to", "by", "at", "reason", "details", "patch", "previous", "key_id")
 _MUTABLE = frozenset({"signature", "status", "applied_at", "reverted_at", "metadata"})

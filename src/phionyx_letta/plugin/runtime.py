@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,19 @@ _TELL_AGAIN = 60.0
 
 @dataclass(frozen=True)
 class PluginKey:
-    """The signing key of this process and the outbox key derived from it."""
+    """The signing key of this process."""
 
     signer: Signer
-    outbox: OutboxKey
     source: str
+
+    @cached_property
+    def outbox(self) -> OutboxKey:
+        """The key derived from it that authenticates the outbox's rows.
+
+        Raises:
+            SigningKeyError: the secret it is derived from can be neither read nor made.
+        """
+        return OutboxKey.of(self.signer)
 
     @property
     def public_key(self) -> str | None:
@@ -97,7 +105,7 @@ def load_key(settings: Settings) -> PluginKey:
         _generate(path)
         signer = get_signer({"PHIONYX_LETTA_SIGNING_KEY": str(path), "PHIONYX_LETTA_KEY_ID": settings.key_id or ""})
         source = str(path)
-    return PluginKey(signer, OutboxKey.of(signer), source)
+    return PluginKey(signer, source)
 
 
 def _generate(path: Path) -> None:
@@ -143,7 +151,9 @@ class Runtime:
         self._told: dict[str, float] = {}
         self.new_worker()
         try:
-            self.key = load_key(settings)
+            key = load_key(settings)
+            _ = key.outbox  # a secret that cannot be had is told now, not with the first mutation
+            self.key = key
         except PhionyxError as error:
             self.key_error = str(error)
             logger.error("phionyx-letta cannot record anything: %s", error)

@@ -17,7 +17,6 @@ from phionyx_letta import Ed25519Signer, get_signer
 from phionyx_letta.evidence import container
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.notes import NoteKey, cosign_note, parse_note
-from phionyx_letta.plugin.outbox import OutboxKey
 
 SCRIPT = Path(container.__file__).with_name("verify_evidence.py")
 NO_SITE = [sys.executable, "-I", "-S"]
@@ -38,7 +37,7 @@ def seal(database: Path, signer: Ed25519Signer, block: str) -> str:
     from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
 
     ledger = SqlLedger(f"sqlite:///{database}")
-    key = PluginKey(signer, OutboxKey.of(signer), "test")
+    key = PluginKey(signer, "test")
     put_row(ledger, key.outbox, block, agent=AGENT)
     report = Sealer(ledger, key, checkpoints=CheckpointPolicy("test/log", key.public_key or "")).seal_pending()
     ledger.close()

@@ -25,7 +25,6 @@ from phionyx_letta.ledger.log.reading import read_statements
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin.attribution import Attribution
 from phionyx_letta.plugin.mutation import BlockColumns, block_change
-from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
 
@@ -49,7 +48,7 @@ class History:
 
     def use(self, signer: Ed25519Signer, origin: str = ORIGIN) -> None:
         """Seal with this key from now on."""
-        self.key = PluginKey(signer, OutboxKey.of(signer), "test")
+        self.key = PluginKey(signer, "test")
         self.sealer = Sealer(self.ledger, self.key, checkpoints=CheckpointPolicy(origin, signer.public_key_hex))
 
     def write(self, agent: str, block: str, value: str) -> None:

@@ -12,7 +12,6 @@ from phionyx_letta import Ed25519Signer
 from phionyx_letta.checkpoint import open_checkpoint
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin.adoption import Operator
-from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.rollback import accept_rollback, given_up
 from phionyx_letta.plugin.runtime import PluginKey
 
@@ -44,7 +43,7 @@ class Restored(History):
         with self.ledger.engine.connect() as connection:
             rollback = given_up(connection, self.key, ORIGIN, points)
         assert rollback is not None
-        key = PluginKey(signer, OutboxKey.of(signer), "test")
+        key = PluginKey(signer, "test")
         accept_rollback(self.ledger, key, rollback, ADA)
         self.use(signer)
         report = self.sealer.seal_pending()

@@ -14,12 +14,11 @@ from phionyx_letta.ledger.audit_sql import verify_ledger
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code.changes import file_name
 from phionyx_letta.letta_code.ingest import AgentReport, Recorder
-from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.runtime import PluginKey
 
 AGENT = "agent-0c0de000-0000-4000-8000-000000000001"
 SIGNER = Ed25519Signer("22" * 32)
-KEY = PluginKey(SIGNER, OutboxKey.of(SIGNER), "the tests")
+KEY = PluginKey(SIGNER, "the tests")
 EMPTY = "sha256:" + hashlib.sha256().hexdigest()
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},

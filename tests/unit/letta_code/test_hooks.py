@@ -25,7 +25,6 @@ from phionyx_letta.letta_code.ingest import Recorder
 from phionyx_letta.letta_code.places import Home
 from phionyx_letta.letta_code.queue import queue_path, read_notes
 from phionyx_letta.memory import files
-from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.signing import generate_key, get_signer
 
@@ -105,6 +104,34 @@ class TestSettings:
             hooks.install(home.memories())
         assert (home.letta / "settings.json").read_text() == text
         assert hooks.state(home.memories()).settings == "unreadable"
+
+    @pytest.mark.parametrize(
+        ("text", "named"),
+        [
+            ('{"a": 1e400}', "1e400"),
+            ('{"a": [1.10]}', "1.10"),
+            ('{"a": -0}', "-0"),
+            ('{"a": NaN}', "NaN"),
+            ('{"a": 123456789012345678.9}', "123456789012345678.9"),
+            ('{"hooks": {}, "hooks": {"PostToolUse": []}}', "'hooks' twice"),
+            ('{"hooks": {"Stop": [{"x": 1, "x": 2}]}}', "'x' twice"),
+        ],
+    )
+    def test_what_would_not_be_kept_as_it_is_written_is_refused(
+        self, hooks: Hooks, home: Home, text: str, named: str
+    ) -> None:
+        (home.letta / "settings.json").write_text(text)
+        with pytest.raises(StoreError, match=r"settings\.json") as caught:
+            hooks.install(home.memories())
+        assert named in caught.value.message
+        assert (home.letta / "settings.json").read_text() == text
+
+    def test_numbers_as_javascript_writes_them_stay(self, hooks: Hooks, home: Home) -> None:
+        kept = '"a": [0.1, 1.5, -2, 12345678901234567890, 1e+21]'
+        (home.letta / "settings.json").write_text("{" + kept + "}")
+        hooks.install(home.memories())
+        written = (home.letta / "settings.json").read_text()
+        assert "".join(written.split()).startswith("{" + kept.replace(" ", ""))
 
     def test_what_was_written_between_two_installs_is_kept(self, hooks: Hooks, home: Home) -> None:
         path = home.letta / "settings.json"
@@ -475,7 +502,7 @@ class TestReport:
         memory.commit({"a.md": "1"})
         signer = get_signer({"PHIONYX_LETTA_SIGNING_KEY": str(key)})
         with closing(SqlLedger(f"sqlite:///{ledger}")) as opened:
-            Recorder(opened, PluginKey(signer, OutboxKey.of(signer), "a file")).record(AGENT, memory.path)
+            Recorder(opened, PluginKey(signer, "a file")).record(AGENT, memory.path)
         assert self.told(home, key=None) == "", "nothing is said where all is well"
 
     def test_a_key_itself_is_not_written_down(self) -> None:
@@ -632,21 +659,31 @@ class TestNotes:
         event(home, "PostToolUse", {"agent_id": AGENT})
         assert hooks.state([]).waiting == 2100
 
-    def test_a_hook_takes_no_time(self, hooks: Hooks, home: Home) -> None:
-        """In processor time, which a busy machine does not decide; both commands are what Letta Code and git run."""
-        hooks.install(home.memories())
+    @pytest.mark.parametrize("waiting", [0, 1700])
+    def test_a_hook_takes_no_time(self, hooks: Hooks, home: Home, memory: Memory, own: Path, waiting: int) -> None:
+        """In processor time, which a busy machine does not decide; both commands are what Letta Code and git run.
+
+        Also where many notes wait, and with the gate.
+        """
+        first = memory.commit({"a.md": "1"})
+        second = memory.commit({"a.md": "2"})
+        memory.git("reset", "-q", "--hard", first)
+        hooks.install(home.memories(), gate=waiting > 0)
+        for number in range(waiting):
+            (queue_path(own) / f"n.x.{number}").touch()
         entry = settings_of(home)["hooks"]["PostToolUse"][-1]["hooks"][0]  # type: ignore[index]
         hook = home.memories()[0].path / ".git" / "hooks" / "reference-transaction"
-        zero, one = "0" * 40, "1" * 40
+        moved = f"{first} {second} refs/heads/main\n".encode()
         commands = {
             "PostToolUse": (["sh", "-c", entry["command"]], b'{"agent_id":"a"}'),
-            "reference-transaction": ([str(hook), "committed"], f"{zero} {one} refs/heads/main\n".encode()),
+            "reference-transaction": ([str(hook), "committed"], moved),
+            "reference-transaction prepared": ([str(hook), "prepared"], moved),
         }
         for name, (command, given) in commands.items():
             taken = []
             for _ in range(100):
                 before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                subprocess.run(command, input=given, check=True)
+                subprocess.run(command, input=given, check=True, cwd=memory.path)
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
             p99 = sorted(taken)[98]

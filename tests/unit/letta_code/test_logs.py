@@ -205,4 +205,4 @@ def test_verify_sees_what_ingest_could_not_read(memory: Memory, recorded: Record
     recorded.ingest(memory)
     append(memory, b"x" * 1000 + b"\n")
     memory.commit({"a.md": "evil"})
-    assert check_memory(recorded.ledger, SIGNER, AgentMemory(AGENT, memory.path)).status == "behind"
+    assert check_memory(recorded.ledger, SIGNER.verifier(), AgentMemory(AGENT, memory.path)).status == "behind"

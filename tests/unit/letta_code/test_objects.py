@@ -59,7 +59,7 @@ def test_a_forged_tip_is_not_recorded(memory: Memory, recorded: Recorded, what: 
     kept = forge(memory, oid, kind, data)
     with pytest.raises(MemoryUnreadable, match=oid):
         recorded.ingest(memory)
-    assert check_memory(recorded.ledger, SIGNER, AgentMemory(AGENT, memory.path)).status == "unreadable"
+    assert check_memory(recorded.ledger, SIGNER.verifier(), AgentMemory(AGENT, memory.path)).status == "unreadable"
     loose(memory, oid).write_bytes(kept)
     recorded.ingest(memory)
     recorded.agrees_with(memory)
@@ -116,7 +116,7 @@ def test_a_tree_no_file_system_can_hold_is_a_gap_and_the_run_goes_on(
     report = recorded.ingest(memory)
     assert [gap["reason"] for gap in report.gaps] == ["malformed"]
     assert recorded.ingest(memory).gaps == [], "told once"
-    assert check_memory(recorded.ledger, SIGNER, AgentMemory(AGENT, memory.path)).status == "unreadable"
+    assert check_memory(recorded.ledger, SIGNER.verifier(), AgentMemory(AGENT, memory.path)).status == "unreadable"
     set_head(memory, good)
     recorded.ingest(memory)
     assert recorded.audit().verdict == "valid"
@@ -142,7 +142,7 @@ def test_a_branch_that_stands_at_a_tag_object_is_followed(memory: Memory, record
     memory.git("tag", "-a", "t", "-m", "x")
     (memory.path / ".git" / "refs" / "heads" / "main").write_text(memory.git("rev-parse", "t") + "\n")
     assert memory.git("show", "HEAD:a.md") == "evil"
-    checked = check_memory(recorded.ledger, SIGNER, AgentMemory(AGENT, memory.path))
+    checked = check_memory(recorded.ledger, SIGNER.verifier(), AgentMemory(AGENT, memory.path))
     assert (checked.status, checked.head) == ("behind", evil)
     recorded.ingest(memory)
     assert recorded.commits()[-1] == evil
@@ -155,7 +155,7 @@ def test_a_branch_that_stands_at_no_commit_is_unreadable(memory: Memory, recorde
     (memory.path / ".git" / "refs" / "heads" / "main").write_text(memory.git("rev-parse", what) + "\n")
     with pytest.raises(MemoryUnreadable, match="leads to no commit"):
         recorded.ingest(memory)
-    assert check_memory(recorded.ledger, SIGNER, AgentMemory(AGENT, memory.path)).status == "unreadable"
+    assert check_memory(recorded.ledger, SIGNER.verifier(), AgentMemory(AGENT, memory.path)).status == "unreadable"
 
 
 def test_many_named_pipes_cost_one_long_wait(

@@ -32,7 +32,7 @@ def test_replacements_are_told_once_and_fail_the_check(memory: Memory, recorded:
     memory.git("replace", memory.git("rev-parse", "HEAD:a.md"), blob(memory, b"evil"))
     if packed:
         memory.git("pack-refs", "--all")
-    assert check_memory(recorded.ledger, SIGNER, AgentMemory(AGENT, memory.path)).status == "replaced"
+    assert check_memory(recorded.ledger, SIGNER.verifier(), AgentMemory(AGENT, memory.path)).status == "replaced"
     assert [gap["reason"] for gap in recorded.ingest(memory).gaps] == ["replaced"]
     assert recorded.ingest(memory).gaps == []
 
@@ -79,7 +79,7 @@ def test_one_that_cannot_be_read_is_told_and_the_others_are_recorded(
     (problem,) = found.problems
     assert problem["path"] == str(evil / "memory")
     (wrong,) = [one for one in home.memories() if one.agent_id != AGENT]
-    assert check_memory(recorded.ledger, SIGNER, wrong).status == "unreadable"
+    assert check_memory(recorded.ledger, SIGNER.verifier(), wrong).status == "unreadable"
 
 
 def test_agents_that_differ_in_case_only_are_two(memory: Memory, recorded: Recorded) -> None:
@@ -88,7 +88,7 @@ def test_agents_that_differ_in_case_only_are_two(memory: Memory, recorded: Recor
         one.commit({"a.md": name})
         recorded.ingest(one, name)
     for one, name in ((memory, AGENT), (other, AGENT.upper())):
-        assert check_memory(recorded.ledger, SIGNER, AgentMemory(name, one.path)).status == "ok"
+        assert check_memory(recorded.ledger, SIGNER.verifier(), AgentMemory(name, one.path)).status == "ok"
 
 
 def test_watch_records_what_went_before_it_started(memory: Memory, recorded: Recorded, tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_paths_longer_than_any_index_takes(
 def sealing_check(ledger: SqlLedger, memory: Memory) -> Any:
     from phionyx_letta.letta_code.checking import check_memory
 
-    return check_memory(ledger, SIGNER, AgentMemory(AGENT, memory.path))
+    return check_memory(ledger, SIGNER.verifier(), AgentMemory(AGENT, memory.path))
 
 
 def test_no_two_files_share_a_block() -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from code_rig import AGENT, KEY, SIGNER, Memory, Recorded, letta
+from code_rig import AGENT, SIGNER, Memory, Recorded, letta
 
 from phionyx_letta.errors import DiffConflictError, TargetRefused
 from phionyx_letta.letta_code.checking import check_memory
@@ -42,7 +42,7 @@ def a_patch(proposals: Proposals, after: str = HUMAN + "Likes tea.\n", name: str
     target = proposals.targets.resolve(f"{AGENT}/{name}")
     return proposals.living._proposing._saved(
         proposals.living._proposing._born(
-            f"{AGENT}/{name}", target.read() or "", after, "she said so", ["I like tea"], "user", "s", {}
+            f"{AGENT}/{name}", target.read() or "", after, "she said so", ["I like tea"], "user", "letta-code:s", {}
         )
     )
 
@@ -152,7 +152,7 @@ def test_a_folder_that_is_a_link_is_not_written_through(
 
 class TestVerify:
     def status(self, recorded: Recorded, memories: list[AgentMemory]) -> tuple[str, list[str]]:
-        found = check_memory(recorded.ledger, KEY.signer, memories[0])
+        found = check_memory(recorded.ledger, SIGNER.verifier(), memories[0])
         return found.status, found.files
 
     def test_each_answer(self, memory: Memory, recorded: Recorded, memories: list[AgentMemory]) -> None:
@@ -168,7 +168,7 @@ class TestVerify:
         recorded.ingest(memory)
         assert self.status(recorded, memories) == ("ok", [])
         memory.write("u.md", "u")
-        assert check_memory(recorded.ledger, KEY.signer, memories[0]).uncommitted == [
+        assert check_memory(recorded.ledger, SIGNER.verifier(), memories[0]).uncommitted == [
             {"path": "u.md", "state": "untracked"}
         ]
 

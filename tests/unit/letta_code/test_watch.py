@@ -1,4 +1,4 @@
-"""Watching: what changes is recorded, what ended is proposed from, and the command line's own behaviour."""
+"""Watching: what changes is recorded, what ended is proposed from, and no fault ends it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from typing import Any
 import pytest
 from code_rig import AGENT, KEY, SIGNER, Memory
 from test_target import HUMAN, Proposer, a_patch
-from typer.testing import CliRunner
 
-from phionyx_letta.cli.app import app
 from phionyx_letta.ledger.log.git import GitRepository
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code import sessions as sessions_module
 from phionyx_letta.letta_code import watching
 from phionyx_letta.letta_code.committing import MemoryCommit
 from phionyx_letta.letta_code.errors import MemoryUnreadable
+from phionyx_letta.letta_code.hooks import Hooks
 from phionyx_letta.letta_code.objects import Objects
 from phionyx_letta.letta_code.places import AgentMemory, Home
 from phionyx_letta.letta_code.proposals import Proposals
@@ -218,84 +217,120 @@ def test_a_broken_repository_behind_a_link_is_not_taken_for_the_one_around_it(me
         objects.head()
 
 
-class TestCommands:
-    def run(self, tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-        environment = {"PHIONYX_LETTA_HOME": str(tmp_path / "own"), "PHIONYX_LETTA_SIGNING_KEY": "22" * 32}
-        where = ["--letta-dir", str(tmp_path / "letta"), "--json"]
-        done = CliRunner().invoke(app, ["code", *arguments, *where], env=environment)
-        return done.exit_code, json.loads(done.stdout)
+class TestLooks:
+    """What a look sees without the full one."""
 
-    def test_one_after_the_other(self, home: Home, memory: Memory, tmp_path: Path) -> None:
-        code, page = self.run(tmp_path, "status")
-        assert (code, page["settings"], page["repositories"]) == (2, "no settings", {AGENT: "missing"})
-        assert self.run(tmp_path, "install")[0] == 0
-        assert self.run(tmp_path, "verify")[0] == 2
-        code, page = self.run(tmp_path, "ingest")
-        assert (code, page["envelopes"], page["checkpoint"]) == (0, 2, 2)
-        assert page["agents"][0]["layout"] == "v2"
-        assert self.run(tmp_path, "ingest")[1]["checkpoint"] is None
-        code, page = self.run(tmp_path, "verify")
-        assert (code, page["agents"][0]["status"]) == (0, "ok")
-        memory.git("commit", "-q", "--amend", "--allow-empty", "-m", "other")
-        assert self.run(tmp_path, "verify")[1]["agents"][0]["status"] == "rewritten"
-        assert self.run(tmp_path, "uninstall")[0] == 0
+    def news(self, watch: Watch, memory: Memory) -> int:
+        watch.look()
+        assert watch.look().ingested is None, "nothing changed"
+        memory.commit({"human.md": HUMAN + "tea\n"})
+        found = watch.look()
+        assert found.errors == []
+        return found.ingested.envelopes if found.ingested else 0
 
-    def test_an_applied_patch_names_the_newest_envelope(self, home: Home, memory: Memory, tmp_path: Path) -> None:
-        url = f"sqlite:///{tmp_path / 'own' / 'ledger.db'}"
-        assert self.run(tmp_path, "ingest")[0] == 0
-        memory.commit({"MEMORY.md": "index 2\n"})  # not recorded yet
-        proposals = Proposals(url, home.memories(), SIGNER)
-        patch = a_patch(proposals)
-        code, page = self.run(tmp_path, "apply", patch.patch_id, "--by", "rita")
-        assert (code, page["status"], page["envelopes"]) == (0, "applied", 1)
-        with closing(SqlLedger(url)) as ledger:
-            *_, before, last = ledger.iter_chain(AGENT)
-        trailers = dict(last["subject"]["metadata"]["letta"]["claims"]["trailers"])
-        assert trailers == {
-            "Phionyx-Patch": patch.patch_id,
-            "Phionyx-Reviewer": "rita",
-            "Phionyx-Envelope": before["integrity"]["current"],
-        }
+    def test_a_git_directory_elsewhere(self, watch: Watch, memory: Memory, tmp_path: Path) -> None:
+        memory.git("init", "-q", "--separate-git-dir", str(tmp_path / "elsewhere"))
+        assert (memory.path / ".git").is_file()
+        assert self.news(watch, memory) == 1
 
-    def test_reviewed_approved_and_applied(self, home: Home, memory: Memory, tmp_path: Path) -> None:
-        self.run(tmp_path, "ingest")
-        proposals = Proposals(f"sqlite:///{tmp_path / 'own' / 'ledger.db'}", home.memories(), SIGNER)
-        patch, other = a_patch(proposals), a_patch(proposals, "---\ndescription: x\n---\n", "new.md")
-        page = self.run(tmp_path, "review")[1]
-        assert [(one["status"], one["signature_note"]) for one in page["patches"]] == [("pending", None)] * 2
-        shown = self.run(tmp_path, "review", "--patch-id", patch.patch_id[:8])[1]
-        assert (shown["signature_valid"], shown["target"], shown["untrusted"]) == (True, "unchanged", None)
-        approved = self.run(tmp_path, "approve", patch.patch_id[:8], "--by", "rita", "--content", shown["content"])
-        assert (approved[0], approved[1]["status"]) == (0, "approved")
-        assert self.run(tmp_path, "reject", other.patch_id, "--reason", "no")[1]["status"] == "rejected"
-        assert [one["status"] for one in self.run(tmp_path, "review")[1]["patches"]] == ["approved"]
-        code, page = self.run(tmp_path, "apply", patch.patch_id[:8], "--content", "0" * 64)
-        assert (code, "is not what was reviewed" in page["error"]) == (1, True)
-        code, page = self.run(tmp_path, "apply", patch.patch_id[:8], "--by", "rita", "--content", shown["content"])
-        assert (code, page["status"], page["envelopes"]) == (0, "applied", 1)
-        assert self.run(tmp_path, "review")[1]["count"] == 0
+    def test_a_branch_deep_down_without_reflogs(self, watch: Watch, memory: Memory) -> None:
+        memory.git("config", "core.logAllRefUpdates", "false")
+        shutil.rmtree(memory.path / ".git" / "logs")
+        memory.git("checkout", "-q", "-b", "a/b/c")
+        watch.look()  # that the reflog is gone
+        assert self.news(watch, memory) == 1
 
-    def test_a_patch_that_diverged_is_merged(self, home: Home, memory: Memory, tmp_path: Path) -> None:
-        self.run(tmp_path, "ingest")
-        proposals = Proposals(f"sqlite:///{tmp_path / 'own' / 'ledger.db'}", home.memories(), SIGNER)
-        patch = a_patch(proposals)
-        memory.commit({"human.md": HUMAN.replace("who it is", "who she is")})
-        code, page = self.run(tmp_path, "apply", patch.patch_id)
-        assert (code, "offers a merge" in page["remedy"]) == (1, True)
-        rebased = self.run(tmp_path, "rebase", patch.patch_id)[1]
-        assert self.run(tmp_path, "apply", rebased["patch_id"])[1]["status"] == "applied"
-        assert (memory.path / "human.md").read_text() == HUMAN.replace("who it is", "who she is") + "Likes tea.\n"
+    def test_times_that_are_put_back(self, watch: Watch, memory: Memory) -> None:
+        """With a file that is written in place, as large as before."""
+        memory.git("config", "core.logAllRefUpdates", "false")
+        shutil.rmtree(memory.path / ".git" / "logs")
+        first = memory.head()
+        memory.commit({"human.md": HUMAN + "tea\n"})
+        watch.look()
+        watch.look()
+        assert watch.look().ingested is None
+        branch = memory.path / ".git" / "refs" / "heads" / "main"
+        before = branch.stat()
+        branch.write_text(f"{first}\n")
+        os.utime(branch, ns=(before.st_atime_ns, before.st_mtime_ns))
+        found = watch.look()
+        assert found.ingested is not None
+        assert found.ingested.agents[0]["rewrites"] == 1
 
-    def test_used_wrongly(self, home: Home, tmp_path: Path) -> None:
-        assert "no memory of nobody" in self.run(tmp_path, "ingest", "--agent", "nobody")[1]["error"]
-        assert "--memory is of one agent" in self.run(tmp_path, "ingest", "--memory", "/x")[1]["error"]
-        assert "is a folder" in self.run(tmp_path, "ingest", "--ledger", str(tmp_path))[1]["error"]
-        code, page = self.run(tmp_path, "ingest", "--agent", "x", "--memory", str(tmp_path))
-        assert code == 1
-        assert "no git repository" in page["problems"][0]["what"]
 
-    def test_nothing_there(self, tmp_path: Path) -> None:
-        assert self.run(tmp_path, "ingest")[0] == 2
+class TestFaults:
+    """Whatever goes wrong with one agent is told, logged, and tried again."""
+
+    @pytest.mark.parametrize("where", ["_marks", "cover", "memories", "ingest"])
+    def test_of_one_agent(
+        self,
+        watch: Watch,
+        home: Home,
+        memory: Memory,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        where: str,
+    ) -> None:
+        other = Memory(home.backend / "memfs" / "agent-2" / "memory")
+        other.commit({"a.md": "1"})
+        Hooks(home, Path(watch._settings.home or "")).install(home.memories())
+        monkeypatch.setattr(watching, "_AGAIN_EVERY", 2)
+
+        def wrapped(inner: Any, of_one: Any) -> Any:
+            def fails(*given: Any, **named: Any) -> Any:
+                if of_one is None or of_one(given):
+                    raise RuntimeError("a fault")
+                return inner(*given, **named)
+
+            return fails
+
+        if where == "_marks":
+            monkeypatch.setattr(watching, "_marks", wrapped(watching._marks, lambda given: given[0] == memory.path))
+        elif where == "cover":
+            one = lambda given: given[1][0].agent_id == AGENT  # noqa: E731
+            monkeypatch.setattr(Hooks, "cover", wrapped(Hooks.cover, one))
+        else:
+            owner: Any = Home if where == "memories" else watching
+            monkeypatch.setattr(owner, where, wrapped(getattr(owner, where), None))
+        found = watch.look()
+        assert any("RuntimeError: a fault" in error for error in found.errors)
+        assert any(record.exc_info for record in caplog.records), "with its traceback"
+        if where in ("_marks", "cover"):
+            assert any(AGENT in error and str(memory.path) in error for error in found.errors)
+            assert found.ingested is not None
+            assert "agent-2" in {one["agent_id"] for one in found.ingested.agents}
+        monkeypatch.undo()
+        again = [watch.look() for _ in range(watching._AGAIN_EVERY + 1)]
+        assert again[-1].errors == []
+        with closing(SqlLedger(watch._url)) as ledger:
+            assert (len(list(ledger.iter_chain(AGENT))), len(list(ledger.iter_chain("agent-2")))) == (2, 1)
+
+    def test_of_one_conversation(
+        self, watch: Watch, home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(watching, "_AGAIN_EVERY", 2)
+        os.utime(transcript(home, said("user", "I like tea")), (1, 1))
+        asked = list[str]()
+
+        def fails(self: Watch, session: Any, memory: AgentMemory) -> list[str]:
+            asked.append(session.conversation)
+            raise ZeroDivisionError("a fault")
+
+        monkeypatch.setattr(Watch, "_proposed", fails)
+        errors = watch.look().errors
+        assert [AGENT in one and "local-conv-1" in one and "ZeroDivisionError" in one for one in errors] == [True]
+        for _ in range(4):
+            watch.look()
+        assert len(asked) == 3, "not with each look"
+
+    @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+    def test_who_ends_it_ends_it(self, watch: Watch, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]) -> None:
+        def ended(self: Home) -> list[AgentMemory]:
+            raise end
+
+        monkeypatch.setattr(Home, "memories", ended)
+        with pytest.raises(end):
+            watch.look()
 
 
 @pytest.mark.slow

@@ -28,7 +28,6 @@ from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.merkle import leaf_hash
 from phionyx_letta.plugin.attribution import Attribution
 from phionyx_letta.plugin.mutation import BlockColumns, block_change
-from phionyx_letta.plugin.outbox import OutboxKey
 from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
 from phionyx_letta.signing import TrustedKeys
@@ -44,7 +43,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.path, self.outside = folder / "ledger.db", folder / "outside"
         self.ledger = SqlLedger(f"sqlite:///{self.path}")
-        self.key = PluginKey(STOLEN, OutboxKey.of(STOLEN), "test")
+        self.key = PluginKey(STOLEN, "test")
         self.sink = FolderSink(self.outside, [STOLEN.public_key_hex])
         self.values: dict[str, str] = {}
         self.sealer = self.new_sealer()
