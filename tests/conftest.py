@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from itertools import count
 
@@ -21,6 +22,13 @@ def _no_settings_from_outside() -> Iterator[None]:
         for name in [name for name in os.environ if name.startswith(("PHIONYX_", "LETTA_"))]:
             patch.delenv(name)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts_are_heard() -> None:
+    """Under nohup or in a script's background a process ignores Ctrl-C, and so would each process the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
