@@ -148,6 +148,8 @@ def _decided(
     as_json: bool,
     content: str | None = None,
 ) -> int:
+    from phionyx_letta.errors import TargetRefused
+    from phionyx_letta.letta_code.cursor import foreign_to
     from phionyx_letta.letta_code.sealing import ingest as record
     from phionyx_letta.letta_code.sealing import opened_ledger
     from phionyx_letta.plugin.runtime import load_key
@@ -160,7 +162,16 @@ def _decided(
     known = proposals.living.store.get(patch_id)
     if known is not None:
         with opened_ledger(url) as opened:  # the commit will name the newest envelope
-            record(opened, load_key(settings), settings, _of_patch(memories, known.file_path))
+            before = record(opened, load_key(settings), settings, _of_patch(memories, known.file_path))
+            with opened.engine.connect() as connection:
+                other = foreign_to(connection, load_key(settings).signer, known.file_path.partition("/")[0])
+        for problem in before.problems:  # what cannot be recorded is not committed either
+            raise TargetRefused(f"nothing was committed: {problem['what']}", problem["remedy"])
+        if other is not None:
+            raise TargetRefused(
+                f"nothing was committed: it could not be recorded, for the agent's chain has envelopes of another source ({other})",
+                "give Letta Code a ledger of its own: --ledger FILE",
+            )
     patch = proposals.apply(patch_id, by=by, content=content) if act == "apply" else proposals.revert(patch_id, by=by)
     with opened_ledger(url) as opened:
         result = record(opened, load_key(settings), settings, _of_patch(memories, patch.file_path))
@@ -170,12 +181,13 @@ def _decided(
         "file_path": patch.file_path,
         "envelopes": result.envelopes,
         "told": proposals.targets.told,
+        "problems": result.problems,
     }
 
     def show(console: Console) -> None:
         line = f"{patch.status} patch {patch.patch_id} to {patch.file_path}; {result.envelopes} envelopes"
         console.print(safe(line), soft_wrap=True)
-        for one in proposals.targets.told:
+        for one in (*proposals.targets.told, *(problem["what"] for problem in result.problems)):
             console.print(safe(one), style="yellow", soft_wrap=True)
 
     answer(page, as_json=as_json, show=show)

@@ -100,7 +100,8 @@ def verifier_here(ledger: SqlLedger, settings: Settings, given: Iterable[str] | 
     from phionyx_letta.ledger.lineage import own_keys, stored_statements
     from phionyx_letta.plugin.sealer import trusted_hosts
 
-    named, own = trusted_keys(given), None if given else _own_verifier(settings)
+    named = trusted_keys(given)
+    own = None if named else _own_verifier(settings)
     roots, public = list(named.roots) if named else [], getattr(own, "public_key_hex", None)
     with ledger.engine.connect() as connection:
         if public is not None:

@@ -7,6 +7,8 @@ on SQLite), so that no chain forks and the sealing order has no holes. Readers t
 from __future__ import annotations
 
 import json
+import sqlite3
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -284,9 +286,23 @@ def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry) -> None:
         None  # we say BEGIN ourselves: sqlite3's own is deferred and turns a busy writer into an error
     )
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
+    for pragma in ("busy_timeout=30000", "synchronous=FULL"):
         cursor.execute(f"PRAGMA {pragma}")
+    _write_ahead(cursor)
     cursor.close()
+
+
+def _write_ahead(cursor: sqlite3.Cursor) -> None:
+    """Set the journal mode. Where several open a new database at once SQLite does not wait for its turn here, whatever the timeout."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _prepare_given_sqlite(connection: Any, _record: ConnectionPoolEntry) -> None:

@@ -19,7 +19,7 @@ from phionyx_letta.ledger.bulk import upsert_rows
 from phionyx_letta.ledger.tree import derived_key
 from phionyx_letta.letta_code.repository import LogPlace
 
-__all__ = ["SOURCE", "Cursor", "create_table", "foreign", "read_cursor", "read_cursors", "store_cursor"]
+__all__ = ["SOURCE", "Cursor", "create_table", "foreign", "foreign_to", "read_cursor", "read_cursors", "store_cursor"]
 
 #: `metadata.letta.source` of every envelope made here.
 SOURCE = "letta-code"
@@ -85,9 +85,12 @@ def _cursor(signer: Signs | None, row: Row[Any]) -> Cursor | None:
     try:
         body = json.loads(row.body)
         places = {name: LogPlace.of(place) for name, place in body.pop("places").items()}
-        return Cursor(**body, places=places)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # somebody else's
+        cursor = Cursor(**body, places=places)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):  # somebody else's
         return None
+    commits, texts = (cursor.tip, cursor.at, cursor.ref), (cursor.path, cursor.host, cursor.problem)
+    typed = all(isinstance(one, str | None) for one in commits) and all(isinstance(one, str) for one in texts)
+    return cursor if typed and isinstance(cursor.chain, int) and isinstance(row.agent_id, str) else None
 
 
 def store_cursor(connection: Connection, signer: Signs, agent: str, cursor: Cursor) -> None:
@@ -113,6 +116,11 @@ def _from_envelopes(connection: Connection, agent: str) -> Cursor:
             head = letta["head"] if isinstance(letta["head"], str) else None
             return Cursor(tip=head, at=head)
     return Cursor()
+
+
+def foreign_to(connection: Connection, signer: Signs, agent: str) -> str | None:
+    """Who else writes to the agent's chain; None if nobody does."""
+    return foreign(connection, agent, read_cursor(connection, signer, agent).chain)
 
 
 def foreign(connection: Connection, agent: str, start: int) -> str | None:

@@ -203,15 +203,15 @@ class Hooks:
         """Take the hooks out and put back what was there; notes that wait are removed.
 
         Raises:
-            StoreError: settings.json cannot be written.
+            StoreError: settings.json cannot be written, or not as it is; nothing was taken out.
         """
         memories = list(memories)
+        self._in_settings.restore()  # first, since it may refuse: then nothing is half done
         for memory in memories:
             with contextlib.suppress(OSError, ValueError):
                 hooks = hooks_folder(memory.path)
                 if isinstance(hooks, Path):
                     take_git_hook(hooks)
-        self._in_settings.restore()
         with _translated(self._folder):
             others = any(one != self._record for one in self._all.glob("*/installed.json"))  # whose notes wait too
             notes = [] if others else self._notes("[nt].*")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,8 @@ from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.audit import verify_envelope
 from phionyx_letta.letta_code.changes import block_id
 from phionyx_letta.letta_code.cursor import SOURCE, read_cursor
-from phionyx_letta.signing import Verifier
+from phionyx_letta.signing import PlacedVerifier, Verifier
+from phionyx_letta.verification import OK
 
 __all__ = ["Recorded", "read_recorded"]
 
@@ -43,16 +45,16 @@ def read_recorded(connection: Connection, verifier: Verifier | None, agent: str)
     row = read_cursor(connection, None, agent)
     found = Recorded(at=_oid(row.at), path=row.path)
     prefix, doubts = block_id(agent, ""), dict[str, None]()
-    for body in _newest_of_each_block(connection, agent):
-        envelope, doubt = _checked(body, verifier)
+    for row in _newest_of_each_block(connection, agent):
+        envelope, doubt = _checked(row, verifier)
         if doubt:
             doubts[doubt] = None
         block = _at(envelope, "mutation", "block_id")
         digest = _at(envelope, "mutation", "diff", "after_hash")
         if isinstance(block, str) and block.startswith(prefix) and isinstance(digest, str):
             found.files[block] = digest
-    for body in _newest(connection, agent):
-        envelope, doubt = _checked(body, verifier)
+    for row in _newest(connection, agent):
+        envelope, doubt = _checked(row, verifier)
         letta = _at(envelope, "subject", "metadata", "letta")
         if isinstance(letta, dict) and letta.get("source") == SOURCE and "head" in letta:
             found.envelope_at = _oid(letta["head"])
@@ -63,31 +65,43 @@ def read_recorded(connection: Connection, verifier: Verifier | None, agent: str)
     return found
 
 
-def _newest_of_each_block(connection: Connection, agent: str) -> list[str]:
+def _newest_of_each_block(connection: Connection, agent: str) -> Sequence[Any]:
     columns = tables.envelope.c
     newest = select(func.max(columns.seq)).where(columns.trace_id == agent).group_by(columns.block_id)
-    return list(connection.execute(select(columns.body).where(columns.seq.in_(newest))).scalars())
+    return connection.execute(select(columns.seq, columns.body).where(columns.seq.in_(newest))).all()
 
 
-def _newest(connection: Connection, agent: str) -> list[str]:
+def _newest(connection: Connection, agent: str) -> Sequence[Any]:
     columns = tables.envelope.c
-    query = select(columns.body).where(columns.trace_id == agent).order_by(columns.position.desc())
-    return list(connection.execute(query.limit(_MOST_NEWEST)).scalars())
+    query = select(columns.seq, columns.body).where(columns.trace_id == agent).order_by(columns.position.desc())
+    return connection.execute(query.limit(_MOST_NEWEST)).all()
 
 
-def _checked(body: str, verifier: Verifier | None) -> tuple[Any, str | None]:
-    """An envelope, and why it is not one of a known key."""
+def _checked(row: Any, verifier: Verifier | None) -> tuple[Any, str | None]:
+    """An envelope, and why it is not one that a key signed which was to be used there."""
     try:
-        envelope = json.loads(body)
-    except (ValueError, RecursionError):
+        envelope = json.loads(row.body)
+    except (ValueError, TypeError, RecursionError):
         return None, "an envelope is no JSON"
-    if verifier is None:
-        return envelope, None
+    doubt = _doubt(envelope, row.seq, verifier) if verifier is not None else None
+    return envelope, doubt
+
+
+def _doubt(envelope: Any, place: int, verifier: Verifier) -> str | None:
     report = verify_envelope(envelope, verifier=verifier)
-    if not report.findings:
-        return envelope, None
-    made = _at(envelope, "subject", "key_id")
-    return envelope, f"{report.findings[0].message} (made with {str(made)[:100]}, known here {verifier.key_id})"
+    if report.findings:
+        made = str(_at(envelope, "subject", "key_id"))[:100]
+        return f"{report.findings[0].message} (made with {made}, known here {verifier.key_id})"
+    if (
+        report.dimensions["signatures"] != OK
+    ):  # that alone is no fault of one envelope: its chain may be an unsigned one
+        return "an envelope is not signed: anyone could have written it"
+    if not isinstance(verifier, PlacedVerifier) or not verifier.needs_places:
+        return None
+    current, signature = envelope["integrity"]["current"], envelope["integrity"]["signature"]
+    if verifier.verify_at(current, signature, place):
+        return None
+    return verifier.why_not(current, signature, place) or "its key was not to be used there"
 
 
 def _at(found: Any, *names: str) -> Any:

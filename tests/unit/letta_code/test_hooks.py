@@ -126,6 +126,16 @@ class TestSettings:
         assert named in caught.value.message
         assert (home.letta / "settings.json").read_text() == text
 
+    def test_where_they_cannot_be_taken_out_of_the_settings_they_all_stay(self, hooks: Hooks, home: Home) -> None:
+        hooks.install(home.memories())
+        path = home.letta / "settings.json"
+        path.write_text(path.read_text().replace("{", '{"price": 1.10,', 1))
+        with pytest.raises(StoreError, match=r"1\.10"):
+            hooks.uninstall(home.memories())
+        path.write_text(path.read_text().replace("1.10", "1.1"))
+        assert hooks.state(home.memories()).repositories == {AGENT: "installed"}
+        assert hooks.uninstall(home.memories()).repositories == {AGENT: "missing"}
+
     def test_numbers_as_javascript_writes_them_stay(self, hooks: Hooks, home: Home) -> None:
         kept = '"a": [0.1, 1.5, -2, 12345678901234567890, 1e+21]'
         (home.letta / "settings.json").write_text("{" + kept + "}")

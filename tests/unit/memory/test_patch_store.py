@@ -6,11 +6,14 @@ import json
 import logging
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from memory_helpers import patch
 
 from phionyx_letta.errors import InvalidPatch, LedgerUnavailable, PatchNotFound, StoreError
+from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.memory import OccurrenceTracker, PatchStore, SqlPatchStore
 from phionyx_letta.memory.stored import PatchSummary
 
@@ -101,6 +104,8 @@ class TestEveryStore:
 
 WRITER = """
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from phionyx_letta.memory import MemoryPatch
 from phionyx_letta.memory.opening import open_store
 store = open_store(sys.argv[1])
@@ -143,6 +148,21 @@ class TestSeveralProcesses:
             assert told <= {one.patch_id for one in store.list_by_status("approved")}
             store.save(patch(patch_id=f"after-{moment}"))
             assert new_store().get(f"after-{moment}") is not None
+
+
+def test_many_that_open_one_new_database_at_once_all_can(tmp_path):
+    """SQLite does not wait where two change the journal's mode (one in nine of these failed)."""
+    for number in range(40):
+        url = f"sqlite:///{tmp_path / f'{number}.db'}"
+        together = threading.Barrier(6)
+
+        def opened(url=url, together=together):
+            together.wait()
+            SqlLedger(url).close()
+
+        with ThreadPoolExecutor(6) as pool:
+            for one in [pool.submit(opened) for _ in range(6)]:
+                one.result()
 
 
 class TestTheFile:
