@@ -63,6 +63,7 @@ class TestCounts:
             at, at_new = p_end, q_end
         assert before[at:] == after[at_new:]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "alphabet", ["ab", "абвгд", "ab\u0416\U0001f600\0", "".join(map(chr, range(0x4E00, 0x5200)))]
     )

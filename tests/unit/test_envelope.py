@@ -182,6 +182,7 @@ class TestHash:
         monkeypatch.setattr(json.encoder, "c_make_encoder", None)
         assert _canonical._encoder(sort_keys=True)(document) == canonical_json(document)
 
+    @pytest.mark.slow
     @given(metadata=st.dictionaries(texts | st.integers(), flat_documents, max_size=4), label=texts)
     def test_whatever_the_metadata_an_envelope_is_what_its_json_says(self, metadata, label, context, accords):
         assume(len({json.dumps(str(key)) for key in metadata}) == len(metadata))  # 1 and "1" are refused, see below

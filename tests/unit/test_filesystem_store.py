@@ -421,6 +421,7 @@ def write_many(root: str, writer: int, count: int, start: object) -> None:
                 continue
 
 
+@pytest.mark.slow
 def test_eight_processes_write_one_chain_without_forking_it(tmp_path, verifier):
     spawn = multiprocessing.get_context("spawn")
     start = spawn.Event()

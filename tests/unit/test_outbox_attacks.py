@@ -23,6 +23,8 @@ from phionyx_letta.plugin.baseline import record_baseline
 from phionyx_letta.plugin.sealing_process import seal_until
 from phionyx_letta.settings import Settings
 
+pytestmark = pytest.mark.slow  # with PostgreSQL, minutes in all
+
 LETTAS_TABLES = """
 create table block (id text primary key, organization_id text, value text, label text, description text,
                     "limit" integer, read_only boolean);

@@ -21,6 +21,8 @@ from phionyx_letta.ledger.audit_sql import verify_ledger
 from phionyx_letta.plugin.adoption import Operator, adopt, restore
 from phionyx_letta.plugin.reconcile import Difference, differences
 
+pytestmark = pytest.mark.slow  # with PostgreSQL, minutes in all
+
 A, B = "agent-a", "agent-b"
 WHO = ("--name", "Ada Operator", "--reason", "psql in the night", "--yes")
 

@@ -163,6 +163,7 @@ def test_a_member_that_is_not_the_one_of_the_manifest(name: str, whole: Members,
     assert judged(path, KEY).dimensions["bundle"] == "failed"
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_seen_or_harmless(whole: Members, path: Path) -> None:
     """Both verifiers say the same of every damaged zip; valid is only what still holds the same members."""
     good, chance = write(path, whole).read_bytes(), random.Random(7)
@@ -179,6 +180,7 @@ def test_every_flipped_byte_is_seen_or_harmless(whole: Members, path: Path) -> N
     assert valid < 50
 
 
+@pytest.mark.slow
 def test_random_nonsense_in_the_members(whole: Members, path: Path) -> None:
     """Whatever is put where: no exception, both verifiers agree."""
     chance = random.Random(11)
@@ -217,6 +219,7 @@ def mutated(value: object, chance: random.Random) -> object:
     return chance.choice(odd)
 
 
+@pytest.mark.slow
 def test_random_values_in_the_envelopes(whole: Members, path: Path) -> None:
     """The shape is checked by two independent pieces of code; they never differ."""
     chance = random.Random(13)
@@ -230,6 +233,7 @@ def test_random_values_in_the_envelopes(whole: Members, path: Path) -> None:
         assert report.verdict == "failed"
 
 
+@pytest.mark.slow
 def test_a_bomb_costs_no_memory(whole: Members, path: Path) -> None:
     """Within the limit of what a bundle may inflate to, and far beyond what a process may have."""
     members = {

@@ -349,6 +349,7 @@ _NOTES = [Log(Ed25519Signer("11" * 32), size).published().note for size in (1, 2
 _FILE = "".join(note + "\n" for note in _NOTES).encode()
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(0, len(_FILE)), st.integers(0, 40), st.one_of(st.binary(max_size=40), st.just(b"\n\n"))),

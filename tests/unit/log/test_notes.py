@@ -226,6 +226,7 @@ class TestMalformed:
         with pytest.raises(NoteError):
             NoteKey(name, Ed25519Signer("33" * 32).public_key_hex)
 
+    @pytest.mark.slow
     @given(st.one_of(st.binary(max_size=300), st.text(max_size=200)))
     def test_no_input_crashes_it(self, data: Any):
         for function in (parse_note, NoteKey.parse, Checkpoint.parse):

@@ -158,6 +158,7 @@ def test_appending_never_hashes_the_whole_ledger_anew(
 
 
 class TestProofs:
+    @pytest.mark.slow
     def test_from_the_database_as_from_the_whole_tree(self, rig: Rig) -> None:
         for start in range(0, 1300, 650):
             for number in range(start, start + 650):

@@ -203,6 +203,7 @@ class TestWitnessesThatDoNotKeepToIt:
         assert server.url in str(caught.value)
         assert "html" not in str(caught.value)
 
+    @pytest.mark.slow
     def test_every_truncation_and_every_changed_byte_of_the_answer(self, witness: Witness, log: Log):
         good = cosignature(log)
         answers = [good[:end] for end in range(len(good))]

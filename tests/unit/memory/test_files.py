@@ -166,6 +166,7 @@ class TestWriting:
         target.write(text + "x\n", text)
         assert (here / "a.md").read_bytes() == data
 
+    @pytest.mark.slow
     @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\ufeff")))
     def test_any_text_comes_back(self, text, tmp_path_factory):
         path = tmp_path_factory.mktemp("any") / "a.md"

@@ -124,6 +124,7 @@ class TestSeveralProcesses:
             [sys.executable, "-c", WRITER, path, str(count), name], stdout=subprocess.PIPE, text=True
         )
 
+    @pytest.mark.slow
     def test_writers_at_once_lose_nothing(self, where, new_store):
         writers = [self.run(where, 25, name) for name in "abc"]
         assert [one.wait(120) for one in writers] == [0, 0, 0]
