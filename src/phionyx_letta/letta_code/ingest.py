@@ -144,7 +144,7 @@ class _Run:
             self._next()
             cursor = self._move(objects, repository, move, cursor, resumed=pending)
             self._settle(cursor)
-            pending = False
+            pending = cursor.at != cursor.tip  # still, where no way leads to where it went
         if pending:  # a move was cut short, and HEAD is back where it began
             move = Move(cursor.tip, snapshot.tip, None, cursor.places)
             cursor = self._move(objects, repository, move, cursor, resumed=True)

@@ -10,11 +10,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from code_rig import AGENT, KEY, Memory, Recorded
+from code_rig import AGENT, KEY, SIGNER, Memory, Recorded
 from test_processes import fast_import
 
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code import rounds
+from phionyx_letta.letta_code.checking import check_memory
 from phionyx_letta.letta_code.ingest import Recorder
 from phionyx_letta.letta_code.places import AgentMemory, Home
 from phionyx_letta.letta_code.rounds import Slow
@@ -85,6 +86,34 @@ def test_many_turns_record_what_one_does(
         assert recorded.told() == whole.told()
         assert recorded.commits() == whole.commits()
     recorded.agrees_with(memory)
+    assert recorded.ingest(memory).envelopes == 0
+
+
+@pytest.mark.parametrize("onward", ["nowhere", "a commit", "back and forth"])
+def test_a_move_whose_end_vanished_on_the_way_is_told_from_where_the_ledger_stands(
+    memory: Memory, recorded: Recorded, onward: str
+) -> None:
+    old = memory.commit({"a.md": "0"})
+    recorded.ingest(memory)
+    memory.git("checkout", "-q", "-b", "side")
+    for number in range(5):
+        memory.commit({f"{number}.md": "x"})
+    memory.git("checkout", "-q", "main")
+    memory.git("merge", "-q", "--ff-only", "side")
+    gone = memory.head()
+    (memory.path / ".git" / "logs" / "HEAD").unlink()  # so that it is one move
+    report = Recorder(recorded.ledger, KEY).record(AGENT, memory.path, Turn(envelopes=3))
+    assert report.unfinished
+    memory.git("reset", "-q", "--hard", old)
+    memory.git("branch", "-q", "-D", "side")
+    (memory.path / ".git" / "objects" / gone[:2] / gone[2:]).unlink()
+    if onward != "nowhere":
+        memory.commit({"b.md": "new"})
+    if onward == "back and forth":
+        memory.git("reset", "-q", "--hard", old)
+    assert recorded.ingest(memory).rewrites >= 1
+    recorded.agrees_with(memory)
+    assert check_memory(recorded.ledger, SIGNER.verifier(), AgentMemory(AGENT, memory.path)).status == "ok"
     assert recorded.ingest(memory).envelopes == 0
 
 
