@@ -148,8 +148,9 @@ class _Run:
         if pending:  # a move was cut short, and HEAD is back where it began
             move = Move(cursor.tip, snapshot.tip, None, cursor.places)
             cursor = self._move(objects, repository, move, cursor, resumed=True)
-        self.prepared.log_gaps(snapshot, cursor.at)
-        self._settle(replace(cursor, ref=snapshot.ref))
+        self.prepared.log_gaps(cursor.places, cursor.at)
+        told = {name: place.told() for name, place in cursor.places.items()}
+        self._settle(replace(cursor, ref=snapshot.ref, places=told))
 
     def _settle(self, cursor: Cursor) -> None:
         """All that is prepared leads to this cursor."""

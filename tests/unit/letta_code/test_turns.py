@@ -64,7 +64,21 @@ def lying(memory: Memory) -> None:
     log.write_text("".join([*lines[:2], "no line\n", *lines[2:], "no line\n"]))
 
 
-@pytest.mark.parametrize("make", [rewritten, wandering, lying])
+def lying_twice(memory: Memory) -> None:
+    for number in range(5):
+        memory.commit({"a.md": str(number)})
+    lying(memory)
+    log = memory.path / ".git" / "logs" / "HEAD"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for one in lines for line in ("no line\n", one)))
+
+
+def gaps(recorded: Recorded) -> list[tuple[object, ...]]:
+    found = (one["history"] for one in recorded.history() if one["event"] == "gap")
+    return [(gap["reason"], gap.get("log"), gap.get("lines"), gap.get("bytes")) for gap in found]
+
+
+@pytest.mark.parametrize("make", [rewritten, wandering, lying, lying_twice])
 @pytest.mark.parametrize("before", [False, True])
 def test_many_turns_record_what_one_does(
     memory: Memory, recorded: Recorded, tmp_path: Path, make: Callable[[Memory], None], before: bool
@@ -84,6 +98,7 @@ def test_many_turns_record_what_one_does(
             turns += 1
         assert turns > 4
         assert recorded.told() == whole.told()
+        assert gaps(recorded) == gaps(whole)
         assert recorded.commits() == whole.commits()
     recorded.agrees_with(memory)
     assert recorded.ingest(memory).envelopes == 0
