@@ -16,6 +16,7 @@ from test_processes import fast_import
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code import rounds
 from phionyx_letta.letta_code.checking import check_memory
+from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.ingest import Recorder
 from phionyx_letta.letta_code.places import AgentMemory, Home
 from phionyx_letta.letta_code.rounds import Slow
@@ -236,6 +237,51 @@ def test_gits_that_hang_share_their_patience(
     assert all(one["path"] in one["what"] for one in found.problems)
     (hanging[0].path / ".git" / "config").write_text("[core]\nrepositoryformatversion = 0\n")
     assert "agent-00" in {one["agent_id"] for one in run(recorded, tmp_path).agents}, "it is tried again"
+
+
+def pipe_in_refs(memory: Memory) -> Path:
+    """Reading objects does not notice; `for-each-ref` never ends."""
+    pipe = memory.path / ".git" / "refs" / "replace" / ("a" * 40)
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)
+    return pipe
+
+
+def test_a_helper_git_that_hangs_is_a_silent_git(
+    memory: Memory, other: Memory, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "_FIRST", 0.5)
+    monkeypatch.setattr(rounds, "_VERDICT", 1.0)
+    memory.commit({"a.md": "1"})
+    pipe = pipe_in_refs(memory)
+    slow = Slow()
+    began = time.monotonic()
+    found = run(recorded, tmp_path, slow)
+    assert [one["agent_id"] for one in found.agents] == [LATER]
+    assert (slow.silent, slow.long) == ({AGENT}, {})
+    assert [one["agent_id"] for one in found.problems] == [AGENT]
+    found = run(recorded, tmp_path, slow)  # the verdict
+    assert time.monotonic() - began < 8, "and not a minute"
+    (problem,) = found.problems
+    assert problem["agent_id"] == AGENT
+    assert str(memory.path) in problem["what"]
+    assert "for-each-ref" in problem["what"]
+    with pytest.raises(MemoryUnreadable, match="for-each-ref"):
+        Recorder(recorded.ledger, KEY).record(AGENT, memory.path, Turn(silence=0.5))
+    pipe.unlink()
+    run(recorded, tmp_path)
+    recorded.agrees_with(memory)
+
+
+def test_one_memory_whose_git_fails_is_no_fault_of_the_ledger(
+    memory: Memory, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.commit({"a.md": "1"})
+    monkeypatch.setattr(rounds, "_FIRST", 0.5)
+    monkeypatch.setattr(rounds, "_VERDICT", 0.5)
+    pipe_in_refs(memory)
+    (problem,) = run(recorded, tmp_path).problems
+    assert problem["agent_id"] == AGENT
 
 
 @pytest.mark.slow
