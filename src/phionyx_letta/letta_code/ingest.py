@@ -114,6 +114,7 @@ class _Run:
         self.reached = self.stored  # what may be written: after whole commits only
 
     def run(self) -> AgentReport:
+        before = self.stored
         try:
             repository = MemoryRepository(self.path)
         except MemoryUnreadable:
@@ -129,6 +130,7 @@ class _Run:
                 self.report.unfinished = over.message
         if self.reached != self.stored or self.prepared.items:
             self._write(self.reached)
+        self.report.advanced = self.stored != before
         return self.report
 
     def _record(self, objects: Objects, repository: MemoryRepository) -> None:

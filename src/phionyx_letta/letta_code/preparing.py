@@ -49,6 +49,8 @@ class AgentReport:
     """What could not be recorded as it was, and why; each is in an envelope too."""
     unfinished: str = ""
     """Why there is more to record; empty where there is none."""
+    advanced: bool = False
+    """Whether the ledger knows of more than before: commits without a change have no envelope."""
 
     def and_then(self, later: AgentReport) -> AgentReport:
         """What this turn and a later one did."""

@@ -16,6 +16,7 @@ __all__ = ["Slow", "Waiting", "record_in_turn"]
 _FIRST, _ALL_FIRST, _LEAST = 2.0, 20.0, 0.5
 #: s that those share who were silent before, and after which an object that does not come is unreadable.
 _SHARED, _VERDICT = 30.0, 15.0
+_LONGEST = 80.0  # s
 
 Waiting = tuple[str, Path]
 """An agent, and its memory's folder."""
@@ -25,8 +26,10 @@ Waiting = tuple[str, Path]
 class Slow:
     """Which memories did not come to their end in their turn; kept from run to run by who runs again soon."""
 
+    longest: float = _LONGEST
+    """s of a turn, however often the ones before did not get on."""
     long: dict[str, int] = field(default_factory=dict)
-    """Turns that recorded nothing: the next one is twice as long."""
+    """Turns that did not get on: the next one is twice as long."""
     silent: set[str] = field(default_factory=set)
     """Whose git said nothing: these are read last, and for longer."""
     lost: float = 0.0
@@ -46,8 +49,15 @@ class Slow:
         final = silence >= _VERDICT
         if alone:
             return Turn(silence=silence, final=final)
-        seconds = SECONDS * 2 ** self.long.get(agent, 0)
+        seconds = self._seconds(agent)
         return Turn(max(seconds, 2 * silence) if again else seconds, ENVELOPES, silence, final=final)
+
+    def at_longest(self, agent: str) -> bool:
+        """Whether the agent's next turn is as long as any can be."""
+        return self._seconds(agent) >= self.longest
+
+    def _seconds(self, agent: str) -> float:
+        return min(SECONDS * 2.0 ** self.long.get(agent, 0), self.longest)
 
 
 def record_in_turn(recorder: Recorder, agent: str, path: Path, slow: Slow, *, alone: bool) -> AgentReport:
@@ -68,8 +78,8 @@ def record_in_turn(recorder: Recorder, agent: str, path: Path, slow: Slow, *, al
         slow.lost += time.monotonic() - began
         raise
     slow.silent.discard(agent)
-    if not report.unfinished:
+    if report.advanced or not report.unfinished:
         slow.long.pop(agent, None)
-    elif not report.envelopes:
+    elif not slow.at_longest(agent):
         slow.long[agent] = slow.long.get(agent, 0) + 1
     return report

@@ -5,6 +5,7 @@ Without a database of Letta's, the ledger is one SQLite file beside the signing 
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -120,7 +121,7 @@ def ingest(
         batch=settings.batch,
         notes=notes,
     )
-    run = _Ingest(recorder, slow or Slow(), once=slow is not None)
+    run = _Ingest(recorder, slow or Slow(longest=math.inf), once=slow is not None)
     waiting = run.chosen(memories)
     while True:
         waiting = run.round(waiting)
@@ -172,7 +173,7 @@ class _Ingest:
         """A turn for each; return who needs another."""
         again, self.written = [], 0
         for agent, path in self.slow.ordered(waiting):
-            silent_before = agent in self.slow.silent
+            silent_before, longest = agent in self.slow.silent, self.slow.at_longest(agent)
             try:
                 report = record_in_turn(
                     self.recorder, agent, path, self.slow, alone=len(waiting) == 1 and not self.once
@@ -196,6 +197,11 @@ class _Ingest:
                 self.reports[agent] = report if before is None else before.and_then(report)
                 if report.unfinished:
                     again.append((agent, path))
+                if report.unfinished and longest and not report.advanced:
+                    what = f"the memory {path} of {agent} is not read on: {report.unfinished}"
+                    self.result.note(
+                        agent, path, what, f"record it by itself: phionyx-letta code ingest --agent {agent}"
+                    )
         return again
 
 

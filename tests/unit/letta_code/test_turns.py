@@ -19,7 +19,7 @@ from phionyx_letta.letta_code.checking import check_memory
 from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.ingest import Recorder
 from phionyx_letta.letta_code.places import AgentMemory, Home
-from phionyx_letta.letta_code.rounds import Slow
+from phionyx_letta.letta_code.rounds import Slow, record_in_turn
 from phionyx_letta.letta_code.sealing import Ingested, ingest
 from phionyx_letta.letta_code.turns import Turn, TurnOver
 from phionyx_letta.letta_code.watching import Watch
@@ -174,6 +174,43 @@ def test_a_turn_that_is_too_short_for_anything_grows(
     recorded.agrees_with(memory)
     assert recorded.commits(LATER) == [other.head()]
     assert slow.long == {}
+
+
+def test_empty_commits_are_progress(memory: Memory, recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.commit({"a.md": "1"})
+    for _ in range(30):
+        memory.commit({})
+    monkeypatch.setattr(rounds, "SECONDS", 1e6)
+    checks, real = 0, Turn.check
+
+    def check(turn: Turn, envelopes: int) -> None:
+        nonlocal checks
+        checks += 1
+        if checks % 8 == 0:
+            raise TurnOver("over")
+        real(turn, envelopes)
+
+    monkeypatch.setattr(Turn, "check", check)
+    slow, turns, unfinished = Slow(), 0, "yes"
+    while unfinished:
+        unfinished = record_in_turn(Recorder(recorded.ledger, KEY), AGENT, memory.path, slow, alone=False).unfinished
+        turns += 1
+        assert slow.long == {}
+    assert turns > 3
+    recorded.agrees_with(memory)
+
+
+def test_a_memory_that_never_gets_on_has_no_endless_turns_and_is_told(
+    memory: Memory, other: Memory, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.commit({"a.md": "1"})
+    monkeypatch.setattr(rounds, "SECONDS", 1e-9)
+    slow = Slow(longest=4e-9)
+    told = [[one["agent_id"] for one in run(recorded, tmp_path, slow).problems] for _ in range(8)]
+    assert slow.long == {AGENT: 2, LATER: 2}
+    assert told == [[], []] + [[AGENT, LATER]] * 6
+    assert run(recorded, tmp_path).problems == [], "who is in no hurry has no limit"
+    recorded.agrees_with(memory)
 
 
 def test_one_commit_is_never_divided(memory: Memory, recorded: Recorded) -> None:
