@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 from code_rig import AGENT, KEY, SIGNER, Memory, Recorded, blob
+from sqlalchemy import update
 
+from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code import working_tree
 from phionyx_letta.letta_code.checking import check_memory
+from phionyx_letta.letta_code.cursor import foreign
 from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.objects import Objects
 from phionyx_letta.letta_code.places import AgentMemory, Home
@@ -159,8 +162,21 @@ def test_no_chain_gets_envelopes_of_two_sources(
     (problem,) = found.problems
     assert (problem["agent_id"], problem["path"]) == (AGENT, str(memory.path))
     assert "another source" in problem["what"]
+    assert "(letta.agent_test)" in problem["what"], "and names it"
     assert "--ledger" in problem["remedy"]
     assert len(recorded.envelopes()) == size
+
+
+@pytest.mark.parametrize(
+    "body", ["", "null", "[]", "1", '"x"', "{}", '{"subject": 1}', '{"subject": {"producer": 1}}', "[" * 9999]
+)
+def test_a_chain_with_what_is_no_envelope_is_another_sources(
+    recorded: Recorded, context: Callable[..., Any], body: str
+) -> None:
+    recorded.ledger.emit(context(trace_id=AGENT), signer=SIGNER)
+    with recorded.ledger.engine.begin() as connection:
+        connection.execute(update(tables.envelope).values(body=body))
+        assert foreign(connection, AGENT, 0)
 
 
 def test_a_head_that_is_a_link_is_read_by_its_text(memory: Memory, recorded: Recorded, tmp_path: Path) -> None:
