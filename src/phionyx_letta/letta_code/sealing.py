@@ -20,7 +20,7 @@ from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code.cursor import read_cursors
-from phionyx_letta.letta_code.delivering import deliver
+from phionyx_letta.letta_code.delivering import check_sinks, deliver
 from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.identity import owners
 from phionyx_letta.letta_code.ingest import AgentReport, Recorder
@@ -111,19 +111,20 @@ def ingest(
 
     Raises:
         LedgerUnavailable, SigningKeyError, StoreError: nothing can be recorded in this ledger.
+        SettingsError: a sink that is set cannot be one; nothing is recorded.
     """
-    notes = read_notes(queue_path(settings.home_path()))
+    check_sinks(key, settings)
     recorder = Recorder(
         ledger,
         key,
         trusted=trusted_hosts(settings),
         include_text=settings.include_diff_text,
         batch=settings.batch,
-        notes=notes,
     )
     run = _Ingest(recorder, slow or Slow(longest=math.inf), once=slow is not None)
     waiting = run.chosen(memories)
     while True:
+        notes = recorder.notes = read_notes(queue_path(settings.home_path()))
         waiting = run.round(waiting)
         if run.unusable is not None and not run.reports:
             raise run.unusable
@@ -132,7 +133,8 @@ def ingest(
             break
     run.result.unfinished = [agent for agent, _ in waiting]
     run.result.agents += [{**vars(report), **_present(report)} for report in run.reports.values()]
-    notes.forget_old()
+    if not waiting:  # what is still to be recorded may have been noted long ago
+        notes.forget_old()
     return run.result
 
 
@@ -241,7 +243,8 @@ def _sign(ledger: SqlLedger, key: PluginKey, settings: Settings, run: _Ingest) -
     if signed is None:
         return
     run.result.checkpoint = signed[0].size
-    run.result.delivered = deliver(ledger, policy, settings, signed)
+    if run.result.delivered is not False:  # one that is out of reach is not waited for in each round
+        run.result.delivered = deliver(ledger, policy, settings, signed)
 
 
 def _unsigned(ledger: SqlLedger) -> bool:

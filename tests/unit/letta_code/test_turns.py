@@ -10,15 +10,17 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from code_rig import AGENT, KEY, SIGNER, Memory, Recorded
+from code_rig import AGENT, KEY, SIGNER, Memory, Recorded, letta
 from test_processes import fast_import
 
+from phionyx_letta.errors import SettingsError
 from phionyx_letta.ledger.sql import SqlLedger
-from phionyx_letta.letta_code import rounds
+from phionyx_letta.letta_code import rounds, sealing
 from phionyx_letta.letta_code.checking import check_memory
 from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.ingest import Recorder
 from phionyx_letta.letta_code.places import AgentMemory, Home
+from phionyx_letta.letta_code.queue import queue_path
 from phionyx_letta.letta_code.rounds import Slow, record_in_turn
 from phionyx_letta.letta_code.sealing import Ingested, ingest
 from phionyx_letta.letta_code.turns import Turn, TurnOver
@@ -211,6 +213,74 @@ def test_a_memory_that_never_gets_on_has_no_endless_turns_and_is_told(
     assert told == [[], []] + [[AGENT, LATER]] * 6
     assert run(recorded, tmp_path).problems == [], "who is in no hurry has no limit"
     recorded.agrees_with(memory)
+
+
+@pytest.mark.parametrize("hurry", [True, False])
+def test_a_backlog_keeps_the_notes_of_who_made_it(
+    memory: Memory, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hurry: bool
+) -> None:
+    monkeypatch.setattr(rounds, "ENVELOPES", 3)
+    queue = queue_path(tmp_path / "own")
+    queue.mkdir(parents=True)
+    for number in range(8):
+        commit, note = memory.commit({"a.md": str(number)}), queue / f"n.1.{number}"
+        note.write_text(f"ref\n{AGENT}\nconv-{number}\n{memory.path}\n{'0' * 40} {commit} refs/heads/main\n")
+        os.utime(note, (time.time() - 700,) * 2)
+    slow = Slow() if hurry else None
+    while run(recorded, tmp_path, slow).unfinished:
+        assert len(list(queue.iterdir())) == 8
+    assert [letta(one)["conversation_id"] for one in recorded.envelopes()] == [f"conv-{number}" for number in range(8)]
+    assert list(queue.iterdir()) == []
+
+
+def test_what_is_noted_during_a_run_is_known_to_its_next_rounds(
+    memory: Memory, other: Memory, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "ENVELOPES", 3)
+    commits = [memory.commit({"a.md": str(number)}) for number in range(8)]
+    queue = queue_path(tmp_path / "own")
+    real = Recorder.record
+
+    def record(recorder: Recorder, agent: str, *arguments: object) -> object:
+        report = real(recorder, agent, *arguments)  # type: ignore[arg-type]
+        queue.mkdir(parents=True, exist_ok=True)
+        lines = "".join(f"{'0' * 40} {commit} refs/heads/main\n" for commit in commits)
+        (queue / "n.1.1").write_text(f"ref\n{AGENT}\nconv\n{memory.path}\n{lines}")
+        return report
+
+    monkeypatch.setattr(Recorder, "record", record)
+    run(recorded, tmp_path)
+    said = [letta(one).get("conversation_id") for one in recorded.envelopes()]
+    assert said == [None] * 3 + ["conv"] * 5
+
+
+def test_a_sink_that_is_none_is_told_before_anything_is_recorded(
+    memory: Memory, recorded: Recorded, tmp_path: Path
+) -> None:
+    memory.commit({"a.md": "1"})
+    settings, home = Settings(home=str(tmp_path / "own"), sinks="nonsense:/x"), Home.find(tmp_path / "letta")
+    with pytest.raises(SettingsError, match="nonsense"):
+        ingest(recorded.ledger, KEY, settings, home.memories())
+    with pytest.raises(SettingsError, match="nonsense"):
+        Watch(f"sqlite:///{tmp_path / 'w.db'}", KEY, settings, home)
+    assert recorded.envelopes() == []
+
+
+def test_a_sink_that_takes_nothing_is_tried_once_in_a_run(
+    memory: Memory, other: Memory, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "ENVELOPES", 1)
+    for number in range(6):
+        memory.commit({"a.md": str(number)})
+    offered = []
+
+    def deliver(ledger: SqlLedger, policy: object, settings: Settings, signed: object) -> bool:
+        offered.append(signed)
+        return False
+
+    monkeypatch.setattr(sealing, "deliver", deliver)
+    found = run(recorded, tmp_path)
+    assert (len(offered), found.delivered, found.checkpoint) == (1, False, 7)
 
 
 def test_one_commit_is_never_divided(memory: Memory, recorded: Recorded) -> None:
