@@ -365,7 +365,7 @@ def test_a_helper_git_that_hangs_is_a_silent_git(
     began = time.monotonic()
     found = run(recorded, tmp_path, slow)
     assert [one["agent_id"] for one in found.agents] == [LATER]
-    assert (slow.silent, slow.long) == ({AGENT}, {})
+    assert (slow.silent, slow.long) == ({AGENT: None}, {})
     assert [one["agent_id"] for one in found.problems] == [AGENT]
     found = run(recorded, tmp_path, slow)  # the verdict
     assert time.monotonic() - began < 8, "and not a minute"
@@ -378,6 +378,26 @@ def test_a_helper_git_that_hangs_is_a_silent_git(
     pipe.unlink()
     run(recorded, tmp_path)
     recorded.agrees_with(memory)
+
+
+def test_each_of_many_silent_ones_comes_to_its_verdict(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"_FIRST": 0.2, "_LEAST": 0.1, "_SHARED": 1.2, "_VERDICT": 0.6}.items():
+        monkeypatch.setattr(rounds, name, value)
+    agents = [f"agent-{number}" for number in range(3)]
+    for agent in agents:
+        silent = Memory(Home.find(tmp_path / "letta").backend / "memfs" / agent / "memory")
+        silent.commit({"a.md": "1"})
+        pipe_in_refs(silent)
+    slow, verdicts = Slow(), []
+    for _ in range(4):
+        began = time.monotonic()
+        found = run(recorded, tmp_path, slow)
+        assert time.monotonic() - began < 10
+        verdicts.append([one["agent_id"] for one in found.problems if "said nothing" not in one["what"]])
+        assert len(found.problems) == 3
+    assert verdicts == [[], *([agent] for agent in agents)]
 
 
 def test_one_memory_whose_git_fails_is_no_fault_of_the_ledger(
