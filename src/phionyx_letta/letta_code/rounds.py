@@ -91,8 +91,8 @@ def record_in_turn(recorder: Recorder, agent: str, path: Path, slow: Slow, *, al
         slow.last_if_heard(agent)
         raise
     slow.silent.pop(agent, None)
-    if report.advanced or not report.unfinished:
+    if not report.unfinished:
         slow.long.pop(agent, None)
-    elif not slow.at_longest(agent):
+    elif not report.advanced and not slow.at_longest(agent):
         slow.long[agent] = slow.long.get(agent, 0) + 1
     return report
