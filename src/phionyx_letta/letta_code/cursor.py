@@ -130,13 +130,19 @@ def foreign(connection: Connection, agent: str, start: int) -> str | None:
     with connection.execution_options(yield_per=100).execute(query) as bodies:
         for body in bodies.scalars():
             if _letta(body).get("source") != SOURCE:
-                return str(json.loads(body).get("producer") or "somebody else")[:100]
+                return str(_subject(body).get("producer") or "somebody else")[:100]
     return None
 
 
 def _letta(body: str) -> dict[str, Any]:
+    metadata = _subject(body).get("metadata")
+    found = metadata.get("letta") if isinstance(metadata, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _subject(body: str) -> dict[str, Any]:
     try:
-        found = json.loads(body)["subject"]["metadata"]["letta"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        found = json.loads(body)["subject"]
+    except (ValueError, TypeError, KeyError, RecursionError):  # no envelope
         return {}
     return found if isinstance(found, dict) else {}

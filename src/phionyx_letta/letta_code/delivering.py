@@ -12,9 +12,20 @@ from phionyx_letta.plugin.runtime import PluginKey
 from phionyx_letta.plugin.sealer import CheckpointPolicy, checkpoint_policy
 from phionyx_letta.settings import Settings
 
-__all__ = ["deliver", "deliver_again"]
+__all__ = ["check_sinks", "deliver", "deliver_again"]
 
 _TIMEOUT = 20.0  # s, for all sinks together
+
+
+def check_sinks(key: PluginKey, settings: Settings) -> None:
+    """Before anything is recorded: can the sinks that are set be any?
+
+    Raises:
+        SettingsError: one cannot.
+    """
+    policy = checkpoint_policy(key, settings)
+    if policy is not None:
+        open_sinks(settings.sinks, [policy.public_key], header=settings.sink_header)
 
 
 def deliver(
@@ -23,7 +34,7 @@ def deliver(
     """Offer a checkpoint to every sink; return whether each took it, None without sinks.
 
     Raises:
-        SinkError: a sink that is set cannot be one.
+        SettingsError: a sink that is set cannot be one.
     """
     sinks = open_sinks(settings.sinks, [policy.public_key], header=settings.sink_header)
     if not sinks:
@@ -37,7 +48,7 @@ def deliver_again(ledger: SqlLedger, key: PluginKey, settings: Settings) -> bool
     """Offer the newest checkpoint that the ledger keeps; None where there is none, or no sink.
 
     Raises:
-        SinkError: a sink that is set cannot be one.
+        SettingsError: a sink that is set cannot be one.
     """
     policy = checkpoint_policy(key, settings)
     if policy is None or not settings.sinks:

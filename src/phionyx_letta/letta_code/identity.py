@@ -20,22 +20,32 @@ Memory = tuple[str, Path]
 def owners(memories: Sequence[Memory], cursors: Mapping[str, Cursor]) -> dict[str, Memory]:
     """Agents whose memory is another agent's repository, each with that one.
 
-    It is the agent's in whose folder it lies; else of the one that was recorded there; else of the first.
+    It is the agent's in whose folder it lies; else of the only one that was recorded there; else of none of them, since each could
+    have linked to it. Who is named now at a folder takes the place of who was recorded at that very folder.
 
     Args:
         memories: that are about to be recorded.
         cursors: what the ledger knows of agents, these and others.
     """
     here = platform.node()
-    recorded = [(agent, Path(one.path)) for agent, one in sorted(cursors.items()) if one.host == here and one.path]
+    named, folders = {agent for agent, _ in memories}, {path for _, path in memories}
+    known = [(agent, Path(one.path)) for agent, one in sorted(cursors.items()) if one.host == here and one.path]
+    recorded = [(agent, path) for agent, path in known if agent in named or path not in folders]
     groups: dict[tuple[int, int], list[Memory]] = {}
     for memory in dict.fromkeys([*memories, *recorded]):
         if (found := _identity(memory[1])) is not None:
             groups.setdefault(found, []).append(memory)
     refused = {}
+
+    def rank(one: Memory) -> tuple[bool, bool]:
+        return not _lies_within(one[1]), one not in recorded
+
     for group in groups.values():
-        first = min(group, key=lambda one: (not _lies_within(one[1]), one not in recorded))
-        refused.update({agent: first for agent, _ in group if agent != first[0]})
+        first = min(group, key=rank)
+        others = sorted((one for one in group if one[0] != first[0]), key=rank)
+        refused.update({agent: first for agent, _ in others})
+        if others and not _lies_within(first[1]) and rank(others[0]) == rank(first):
+            refused[first[0]] = others[0]
     return {agent: refused[agent] for agent, _ in memories if agent in refused}
 
 

@@ -114,6 +114,7 @@ class _Run:
         self.reached = self.stored  # what may be written: after whole commits only
 
     def run(self) -> AgentReport:
+        before = self.stored
         try:
             repository = MemoryRepository(self.path)
         except MemoryUnreadable:
@@ -129,6 +130,7 @@ class _Run:
                 self.report.unfinished = over.message
         if self.reached != self.stored or self.prepared.items:
             self._write(self.reached)
+        self.report.advanced = self.stored != before
         return self.report
 
     def _record(self, objects: Objects, repository: MemoryRepository) -> None:
@@ -144,12 +146,13 @@ class _Run:
             self._next()
             cursor = self._move(objects, repository, move, cursor, resumed=pending)
             self._settle(cursor)
-            pending = False
+            pending = cursor.at != cursor.tip  # still, where no way leads to where it went
         if pending:  # a move was cut short, and HEAD is back where it began
             move = Move(cursor.tip, snapshot.tip, None, cursor.places)
             cursor = self._move(objects, repository, move, cursor, resumed=True)
-        self.prepared.log_gaps(snapshot, cursor.at)
-        self._settle(replace(cursor, ref=snapshot.ref))
+        self.prepared.log_gaps(cursor.places, cursor.at)
+        told = {name: place.told() for name, place in cursor.places.items()}
+        self._settle(replace(cursor, ref=snapshot.ref, places=told))
 
     def _settle(self, cursor: Cursor) -> None:
         """All that is prepared leads to this cursor."""

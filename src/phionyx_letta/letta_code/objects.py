@@ -11,6 +11,7 @@ import os
 import re
 import select
 import subprocess
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from phionyx_letta.ledger.log.git import GitRepository
 from phionyx_letta.letta_code.contents import ABSENT, Content, content_of
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectMalformed, ObjectUnreadable
 from phionyx_letta.letta_code.ownership import unreadable
-from phionyx_letta.letta_code.turns import OVER, PATIENCE, Turn, TurnOver
+from phionyx_letta.letta_code.turns import OVER, Turn, TurnOver
 
 __all__ = ["SUBMODULE", "SUBTREE", "SYMLINK", "Commit", "Entry", "Objects", "by_name"]
 
@@ -287,17 +288,20 @@ class Objects:
         return {word[0]: int(word[1]) for word in words if len(word) == 2 and word[1].isdigit()}
 
     def git(self, *arguments: str, given: bytes = b"", failing_is_none: bool = False) -> str | None:
-        """What another git command says of the repository, within the turn.
+        """What another git command says of the repository; it has to end in the time in which git has to say something.
 
         Raises:
-            StoreError: it failed, or did not end.
+            MemoryUnreadable: it failed, or did not end in the last turn it has.
+            TurnOver: it did not end.
         """
+        left, began = self._turn.left(), time.monotonic()
+        most = min(self._patience, left)
         try:
-            left = min(PATIENCE, self._turn.left())
-            return self._repository.run(*arguments, given=given, failing_is_none=failing_is_none, timeout=left)
-        except StoreError:
-            self._turn.left()  # a turn that is over says nothing of the repository
-            raise
+            return self._repository.run(*arguments, given=given, failing_is_none=failing_is_none, timeout=most)
+        except StoreError as error:
+            if time.monotonic() - began >= most:
+                self._silent(left)
+            raise MemoryUnreadable(error.message, error.remedy) from error
 
     # -- the running git ----------------------------------------------------------------------------------------
 
@@ -390,17 +394,25 @@ class Objects:
         left = self._turn.left()
         if not select.select([descriptor], [], [], min(self._patience, left))[0]:
             self._end()
-            if left <= self._patience:
-                raise TurnOver(OVER)
-            if not self._turn.final:
-                raise TurnOver(f"git said nothing for {self._patience:.0f} s", silent=True)
-            self._patience = min(self._patience, _THEN)
+            self._silent(left)
             raise ObjectUnreadable("git does not answer: an object may be a named pipe, or the disk hangs")
         piece = os.read(descriptor, 1 << 18)
         if not piece:
             self._end()
             raise ObjectUnreadable("git ended: an object is damaged")
         self._buffer, self._read = self._buffer[self._read :] + piece, 0
+
+    def _silent(self, left: float) -> None:
+        """Git said nothing for as long as it may, of the s left; it returns where that is the last word.
+
+        Raises:
+            TurnOver: the turn is over, or there is another for what does not answer.
+        """
+        if left <= self._patience:
+            raise TurnOver(OVER)
+        if not self._turn.final:
+            raise TurnOver(f"git said nothing for {self._patience:.0f} s", silent=True)
+        self._patience = min(self._patience, _THEN)
 
     def _some(self, most: int) -> bytes:
         if self._read == len(self._buffer):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from phionyx_letta.letta_code.history import NAMED, Back, Forward, Move
 from phionyx_letta.letta_code.known import Known
 from phionyx_letta.letta_code.objects import Commit, Objects
 from phionyx_letta.letta_code.queue import Notes
-from phionyx_letta.letta_code.repository import MemoryRepository, Snapshot
+from phionyx_letta.letta_code.repository import LogPlace, MemoryRepository
 from phionyx_letta.letta_code.trees import Changed, changed_files
 from phionyx_letta.letta_code.writing import Item, held
 
@@ -49,6 +49,8 @@ class AgentReport:
     """What could not be recorded as it was, and why; each is in an envelope too."""
     unfinished: str = ""
     """Why there is more to record; empty where there is none."""
+    advanced: bool = False
+    """Whether the ledger knows of more than before: commits without a change have no envelope."""
 
     def and_then(self, later: AgentReport) -> AgentReport:
         """What this turn and a later one did."""
@@ -165,15 +167,15 @@ class Preparation:
         self._report.gaps.append({"reason": reason, "why": why, **details})
         self._history("gap", head, move, {"reason": reason, "why": why, **details})
 
-    def log_gaps(self, snapshot: Snapshot, head: str | None) -> None:
-        """Prepare what could not be read of the reflogs."""
-        for name, log in snapshot.logs.items():
-            if log.unparsed:
-                why = f"{log.unparsed} lines of the reflog {name} name no commits"
-                self.gap("reflog_unparsed", why, head, None, {"log": name, "lines": log.unparsed})
-            if log.skipped:
-                why = f"{log.skipped} bytes of the reflog {name} are more than is read at once"
-                self.gap("reflog_skipped", why, head, None, {"log": name, "bytes": log.skipped})
+    def log_gaps(self, places: Mapping[str, LogPlace], head: str | None) -> None:
+        """Prepare what could not be read of the reflogs up to these places."""
+        for name, place in sorted(places.items()):
+            if place.unparsed:
+                why = f"{place.unparsed} lines of the reflog {name} name no commits"
+                self.gap("reflog_unparsed", why, head, None, {"log": name, "lines": place.unparsed})
+            if place.skipped:
+                why = f"{place.skipped} bytes of the reflog {name} are more than is read at once"
+                self.gap("reflog_skipped", why, head, None, {"log": name, "bytes": place.skipped})
 
     def _history(self, event: str, head: str | None, move: Move | None, details: dict[str, Any]) -> None:
         if move is not None and move.entry is not None:

@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
@@ -59,16 +59,24 @@ class LogPlace:
     offset: int = 0
     length: int = 0
     digest: str = ""
+    unparsed: int = 0
+    """Lines before it that say nothing of any commit, which is not told yet."""
+    skipped: int = 0
+    """Bytes before it that were not read, since there are too many, which is not told yet."""
 
     @classmethod
     def of(cls, stored: Any) -> LogPlace:
         """From what `stored` gave."""
-        offset, length, digest = stored
-        return cls(int(offset), int(length), str(digest))
+        offset, length, digest, *untold = stored
+        return cls(int(offset), int(length), str(digest), *map(int, untold))
 
     def stored(self) -> list[Any]:
         """As JSON."""
-        return [self.offset, self.length, self.digest]
+        return [self.offset, self.length, self.digest, self.unparsed, self.skipped]
+
+    def told(self) -> LogPlace:
+        """The same, once it is told what was not read."""
+        return replace(self, unparsed=0, skipped=0)
 
 
 @dataclass(slots=True)
@@ -80,10 +88,6 @@ class LogRead:
     """After each entry."""
     end: LogPlace = LogPlace()
     """After the last line, whatever it says."""
-    unparsed: int = 0
-    """Lines that say nothing of any commit."""
-    skipped: int = 0
-    """Bytes that were not read, since there are too many."""
     found: bool = True
     """False: the line read last is not in it any more, and `entries` are all there are."""
     exists: bool = True
@@ -189,21 +193,22 @@ class MemoryRepository:
         with opened as file:
             start = _find(file, place)
             found = LogRead(found=start is not None, end=place if start is not None else LogPlace())
-            at, end = start or 0, b""
+            at, end, unparsed = start or 0, b"", place.unparsed
             for offset, first, last in _lines(file, at):
                 at, end = offset, last
                 entry = _parsed(first)
                 if entry is None:
-                    found.unparsed += 1
+                    unparsed += 1
                 else:
                     found.entries.append(entry)
-                    found.places.append(_place(at, end))
-            if end:
-                found.end = _place(at, end)
+                    found.places.append(replace(_place(at, end), unparsed=unparsed, skipped=place.skipped))
+            last_place, skipped = _place(at, end) if end else found.end, place.skipped
             size = os.fstat(file.fileno()).st_size
             if size - at > _PIECE:  # more than a line that is being written
-                found.end = _last_place(file, size)
-                found.skipped = found.end.offset - at
+                last_place = _last_place(file, size)
+                skipped += last_place.offset - at
+            if last_place.length:
+                found.end = replace(last_place, unparsed=unparsed, skipped=skipped)
         return found
 
 

@@ -5,6 +5,7 @@ Without a database of Letta's, the ledger is one SQLite file beside the signing 
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from phionyx_letta.errors import PhionyxError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code.cursor import read_cursors
-from phionyx_letta.letta_code.delivering import deliver
+from phionyx_letta.letta_code.delivering import check_sinks, deliver
 from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.identity import owners
 from phionyx_letta.letta_code.ingest import AgentReport, Recorder
@@ -110,19 +111,20 @@ def ingest(
 
     Raises:
         LedgerUnavailable, SigningKeyError, StoreError: nothing can be recorded in this ledger.
+        SettingsError: a sink that is set cannot be one; nothing is recorded.
     """
-    notes = read_notes(queue_path(settings.home_path()))
+    check_sinks(key, settings)
     recorder = Recorder(
         ledger,
         key,
         trusted=trusted_hosts(settings),
         include_text=settings.include_diff_text,
         batch=settings.batch,
-        notes=notes,
     )
-    run = _Ingest(recorder, slow or Slow(), once=slow is not None)
+    run = _Ingest(recorder, slow or Slow(longest=math.inf), once=slow is not None)
     waiting = run.chosen(memories)
     while True:
+        notes = recorder.notes = read_notes(queue_path(settings.home_path()))
         waiting = run.round(waiting)
         if run.unusable is not None and not run.reports:
             raise run.unusable
@@ -131,7 +133,8 @@ def ingest(
             break
     run.result.unfinished = [agent for agent, _ in waiting]
     run.result.agents += [{**vars(report), **_present(report)} for report in run.reports.values()]
-    notes.forget_old()
+    if not waiting:  # what is still to be recorded may have been noted long ago
+        notes.forget_old()
     return run.result
 
 
@@ -172,7 +175,7 @@ class _Ingest:
         """A turn for each; return who needs another."""
         again, self.written = [], 0
         for agent, path in self.slow.ordered(waiting):
-            silent_before = agent in self.slow.silent
+            silent_before, longest = agent in self.slow.silent, self.slow.at_longest(agent)
             try:
                 report = record_in_turn(
                     self.recorder, agent, path, self.slow, alone=len(waiting) == 1 and not self.once
@@ -196,6 +199,11 @@ class _Ingest:
                 self.reports[agent] = report if before is None else before.and_then(report)
                 if report.unfinished:
                     again.append((agent, path))
+                if report.unfinished and longest and not report.advanced:
+                    what = f"the memory {path} of {agent} is not read on: {report.unfinished}"
+                    self.result.note(
+                        agent, path, what, f"record it by itself: phionyx-letta code ingest --agent {agent}"
+                    )
         return again
 
 
@@ -235,7 +243,8 @@ def _sign(ledger: SqlLedger, key: PluginKey, settings: Settings, run: _Ingest) -
     if signed is None:
         return
     run.result.checkpoint = signed[0].size
-    run.result.delivered = deliver(ledger, policy, settings, signed)
+    if run.result.delivered is not False:  # one that is out of reach is not waited for in each round
+        run.result.delivered = deliver(ledger, policy, settings, signed)
 
 
 def _unsigned(ledger: SqlLedger) -> bool:

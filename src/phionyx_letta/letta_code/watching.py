@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from phionyx_letta.errors import PhionyxError, ProposerUnavailable
-from phionyx_letta.letta_code.delivering import deliver_again
+from phionyx_letta.letta_code.delivering import check_sinks, deliver_again
 from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.hooks import Hooks
 from phionyx_letta.letta_code.places import AgentMemory, Home
@@ -70,7 +70,11 @@ class Watch:
             home: Letta Code's folders.
             proposer: asked about conversations that ended; None for nobody.
             idle: how long nothing happens in a conversation before it counts as ended, s.
+
+        Raises:
+            SettingsError: a sink that is set cannot be one.
         """
+        check_sinks(key, settings)
         self._url, self._key, self._settings, self._home = url, key, settings, home
         self._proposer, self._idle = proposer, idle
         self._sessions = Sessions(home.backend, settings.home_path())

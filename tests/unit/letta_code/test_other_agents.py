@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 from code_rig import AGENT, KEY, SIGNER, Memory, Recorded, blob
+from sqlalchemy import update
 
+from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code import working_tree
 from phionyx_letta.letta_code.checking import check_memory
+from phionyx_letta.letta_code.cursor import foreign
 from phionyx_letta.letta_code.errors import MemoryUnreadable
 from phionyx_letta.letta_code.objects import Objects
 from phionyx_letta.letta_code.places import AgentMemory, Home
@@ -144,6 +147,57 @@ def test_no_memory_is_recorded_as_two_agents(
     recorded.agrees_with(memory)
 
 
+@pytest.mark.parametrize("make", [link_memory, name_git_dir, share_common_dir])
+def test_a_memory_that_lies_in_no_agents_folder_is_of_who_was_recorded_there(
+    tmp_path: Path, recorded: Recorded, make: Callable[[Path, Path], None]
+) -> None:
+    """Moved to another disk by a link; a second one that leads there has the same claim."""
+    aside = Memory(tmp_path / "disk" / "b")
+    aside.commit({"a.md": "1"})
+    home, settings = Home.find(tmp_path / "letta"), Settings(home=str(tmp_path / "own"))
+    link_memory(home.backend / "memfs" / AGENT / "memory", aside.path)
+    other = home.backend / "memfs" / "a-first-one" / "memory"
+    make(other, aside.path)
+    found = ingest(recorded.ledger, KEY, settings, home.memories())
+    assert [(one["agent_id"], "a-first-one" in one["what"], AGENT in one["what"]) for one in found.problems] == [
+        ("a-first-one", True, True),
+        (AGENT, True, True),
+    ]
+    assert (found.agents, found.envelopes) == ([], 0)
+    shutil.rmtree(other.parent)
+    ingest(recorded.ledger, KEY, settings, home.memories())
+    make(other, aside.path)
+    aside.commit({"a.md": "2"})
+    (problem,) = ingest(recorded.ledger, KEY, settings, home.memories()).problems
+    assert problem["agent_id"] == "a-first-one"
+    recorded.agrees_with(aside)
+
+
+def test_who_was_recorded_with_a_memory_of_its_own_has_no_claim_to_anothers(tmp_path: Path, recorded: Recorded) -> None:
+    aside = Memory(tmp_path / "disk" / "b")
+    aside.commit({"a.md": "1"})
+    home, settings = Home.find(tmp_path / "letta"), Settings(home=str(tmp_path / "own"))
+    link_memory(home.backend / "memfs" / AGENT / "memory", aside.path)
+    other = Memory(home.backend / "memfs" / "a-first-one" / "memory")
+    other.commit({"b.md": "1"})
+    assert ingest(recorded.ledger, KEY, settings, home.memories()).problems == []
+    shutil.rmtree(other.path.parent)
+    name_git_dir(other.path, aside.path)
+    found = ingest(recorded.ledger, KEY, settings, home.memories())
+    assert [one["agent_id"] for one in found.problems] == ["a-first-one", AGENT]
+    assert found.envelopes == 0
+
+
+def test_a_mistyped_agent_does_not_keep_its_memory(memory: Memory, recorded: Recorded, tmp_path: Path) -> None:
+    memory.commit({"a.md": "1"})
+    settings = Settings(home=str(tmp_path / "own"))
+    for name in ("agnet-1", AGENT, AGENT):
+        found = ingest(recorded.ledger, KEY, settings, [AgentMemory(name, memory.path)])
+        assert found.problems == []
+    recorded.agrees_with(memory)
+    assert len(recorded.envelopes()) == 1
+
+
 @pytest.mark.parametrize("first", ["server", "memory"])
 def test_no_chain_gets_envelopes_of_two_sources(
     memory: Memory, recorded: Recorded, tmp_path: Path, context: Callable[..., Any], first: str
@@ -159,8 +213,21 @@ def test_no_chain_gets_envelopes_of_two_sources(
     (problem,) = found.problems
     assert (problem["agent_id"], problem["path"]) == (AGENT, str(memory.path))
     assert "another source" in problem["what"]
+    assert "(letta.agent_test)" in problem["what"], "and names it"
     assert "--ledger" in problem["remedy"]
     assert len(recorded.envelopes()) == size
+
+
+@pytest.mark.parametrize(
+    "body", ["", "null", "[]", "1", '"x"', "{}", '{"subject": 1}', '{"subject": {"producer": 1}}', "[" * 9999]
+)
+def test_a_chain_with_what_is_no_envelope_is_another_sources(
+    recorded: Recorded, context: Callable[..., Any], body: str
+) -> None:
+    recorded.ledger.emit(context(trace_id=AGENT), signer=SIGNER)
+    with recorded.ledger.engine.begin() as connection:
+        connection.execute(update(tables.envelope).values(body=body))
+        assert foreign(connection, AGENT, 0)
 
 
 def test_a_head_that_is_a_link_is_read_by_its_text(memory: Memory, recorded: Recorded, tmp_path: Path) -> None:
