@@ -109,7 +109,7 @@ def verify(
     No private key is needed. The envelopes that are compared with are checked with --key, else with the public key of this
     machine's own; without any that is told, and their signatures are not checked. Whether the ledger itself was tampered with,
     `phionyx-letta verify` says. Exit 1 where a file was changed outside, another key signed what was recorded, or the history
-    does not lead on from what was recorded; 2 where commits are not recorded yet, or there is nothing to compare.
+    does not lead on from what was recorded; 2 where commits are not recorded yet, no key is known, or there is nothing to compare.
     """
     if at_start:
         return _report_at_start(letta_dir, ledger)
@@ -126,7 +126,7 @@ def verify(
     found = {one.status for one in checked}
     if found & {"changed", "rewritten", "unreadable", "several", "replaced", "other_key"}:
         return FAILED
-    return OK if found == {"ok"} else NOT_MEASURED
+    return OK if found == {"ok"} and key_id is not None else NOT_MEASURED
 
 
 def _checked(

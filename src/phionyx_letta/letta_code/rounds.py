@@ -81,13 +81,10 @@ def record_in_turn(recorder: Recorder, agent: str, path: Path, slow: Slow, *, al
     began = time.monotonic()
     try:
         report = recorder.record(agent, path, slow.turn(agent, alone=alone))
-    except TurnOver:
+    except BaseException as error:
         slow.lost += time.monotonic() - began
-        slow.silent.setdefault(agent)
-        slow.last_if_heard(agent)
-        raise
-    except BaseException:
-        slow.lost += time.monotonic() - began
+        if isinstance(error, TurnOver):
+            slow.silent.setdefault(agent)
         slow.last_if_heard(agent)
         raise
     slow.silent.pop(agent, None)
