@@ -1,4 +1,4 @@
-"""Signers, verifiers and key files.
+"""Signers and verifiers.
 
 Ed25519 for evidence; HMAC for demonstrations (whoever can check it can also forge it); `unsigned` where nothing is
 configured, so that a missing key is visible in every envelope. No error, log line or repr here shows key material.
@@ -7,17 +7,24 @@ configured, so that a missing key is visible in every envelope. No error, log li
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
-import logging
 import os
 import re
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from phionyx_letta.ed25519_keys import (
+    ENV_KEY,
+    generate_key,
+    key_id_of,
+    load_seed,
+    private_key_of,
+    public_key_of,
+    read_public_key,
+    seed_bytes,
+)
 from phionyx_letta.errors import SigningKeyError
 
 if TYPE_CHECKING:
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEMO_SECRET",
+    "ENV_KEY",
     "Ed25519Signer",
     "Ed25519Verifier",
     "HmacSigner",
@@ -34,7 +42,6 @@ __all__ = [
     "TrustedKeys",
     "UnsignedSigner",
     "Verifier",
-    "create_file",
     "generate_key",
     "get_signer",
     "key_id_of",
@@ -43,18 +50,14 @@ __all__ = [
     "signature_algorithm",
 ]
 
-ENV_KEY, ENV_KEY_ID, ENV_DEMO = "PHIONYX_LETTA_SIGNING_KEY", "PHIONYX_LETTA_KEY_ID", "PHIONYX_LETTA_DEMO"
+ENV_KEY_ID, ENV_DEMO = "PHIONYX_LETTA_KEY_ID", "PHIONYX_LETTA_DEMO"
 ENV_COMMAND, ENV_PUBLIC, ENV_HOME = "PHIONYX_LETTA_SIGNING_COMMAND", "PHIONYX_LETTA_PUBLIC_KEY", "PHIONYX_LETTA_HOME"
 DEMO_SECRET = "published with phionyx-letta: proves nothing"
 UNSIGNED = "unsigned"
 
-_log = logging.getLogger(__name__)
-_SEED = re.compile(r"[0-9a-fA-F]{64}")
 _ED25519 = re.compile(r"ed25519:[0-9a-f]{128}")
 _HMAC = re.compile(r"hmac-sha256:[0-9a-f]{32}")
 _HMAC_DIGITS = 32  # the peers' envelopes carry the first half of the digest
-_PRIVATE_MARK = "# phionyx-letta private signing key"
-_PUBLIC_MARK = "# phionyx-letta public key"
 
 
 class Signs(Protocol):
@@ -134,8 +137,8 @@ class Ed25519Signer:
         Raises:
             SigningKeyError: the seed is not 64 hex digits, or the key id is empty.
         """
-        self._seed = _seed_bytes(private_key_hex, "the private key")
-        self._key: Ed25519PrivateKey = _private_key(self._seed)
+        self._seed = seed_bytes(private_key_hex, "the private key")
+        self._key: Ed25519PrivateKey = private_key_of(self._seed)
         self.public_key_hex: str = self._key.public_key().public_bytes_raw().hex()
         self.key_id: str = _checked_key_id(key_id) if key_id is not None else key_id_of(self.public_key_hex)
 
@@ -217,11 +220,11 @@ class Ed25519Verifier:
         Raises:
             SigningKeyError: neither hex digits nor a readable public-key file; or a private key given by mistake.
         """
-        self.public_key_hex: str = _public_key_hex(public_key)
+        self.public_key_hex: str = read_public_key(public_key)
         from cryptography.exceptions import InvalidSignature
 
         self._invalid = InvalidSignature
-        self._key: Ed25519PublicKey = _public_key(self.public_key_hex)
+        self._key: Ed25519PublicKey = public_key_of(self.public_key_hex)
         self.key_id: str = _checked_key_id(key_id) if key_id is not None else key_id_of(self.public_key_hex)
 
     def verify(self, signed: str, signature: str) -> bool:
@@ -310,15 +313,6 @@ def signature_algorithm(signature: str) -> str:
     return algorithm if colon and algorithm else "unknown"
 
 
-def key_id_of(public_key_hex: str) -> str:
-    """Return `ed25519:` and the first 16 hex digits of the SHA-256 of the public key's 32 bytes.
-
-    Raises:
-        SigningKeyError: not 64 hex digits.
-    """
-    return "ed25519:" + hashlib.sha256(_seed_bytes(public_key_hex, "the public key")).hexdigest()[:16]
-
-
 def get_signer(environ: Mapping[str, str] | None = None) -> Signer:
     """Return the signer the environment (`os.environ` unless given) asks for.
 
@@ -338,7 +332,7 @@ def get_signer(environ: Mapping[str, str] | None = None) -> Signer:
             raise SigningKeyError(f"both {ENV_KEY} and {ENV_COMMAND} are set", "unset one of them")
         return _command_signer(command, environ)
     if given:
-        return Ed25519Signer(_load_seed(given), environ.get(ENV_KEY_ID, "").strip() or None)
+        return Ed25519Signer(load_seed(given), environ.get(ENV_KEY_ID, "").strip() or None)
     if environ.get(ENV_DEMO, "").strip() == "1":
         return HmacSigner(DEMO_SECRET)
     return UnsignedSigner()
@@ -359,37 +353,6 @@ def _command_signer(command: str, environ: Mapping[str, str]) -> Signer:
     return CommandSigner(command, public, home / SECRET_FILE, key_id=environ.get(ENV_KEY_ID, "").strip() or None)
 
 
-def generate_key(path: str | os.PathLike[str]) -> str:
-    """Create an Ed25519 key: the private key in `path` (mode 0600), the public key in `<path>.pub` (0644).
-
-    Returns:
-        The public key as 64 hex digits.
-
-    Raises:
-        SigningKeyError: either file exists (a key is never overwritten) or the folder cannot be written.
-    """
-    seed = os.urandom(32)
-    public = _private_key(seed).public_key().public_bytes_raw().hex()
-    key_id = key_id_of(public)
-    private_path = Path(path)
-    public_path = private_path.with_name(private_path.name + ".pub")
-    try:
-        private_path.parent.mkdir(parents=True, exist_ok=True)
-        create_file(private_path, f"{_PRIVATE_MARK} {key_id}\n{seed.hex()}\n", 0o600)
-        try:
-            create_file(public_path, f"{_PUBLIC_MARK} {key_id}\n{public}\n", 0o644)
-        except OSError:
-            private_path.unlink()  # ours, made a moment ago: leave no half pair behind
-            raise
-    except FileExistsError as error:
-        raise SigningKeyError(f"{error.filename} exists", "choose another path, or move the old key away") from None
-    except OSError as error:
-        raise SigningKeyError(
-            f"no key can be written to {private_path}: {error.strerror}", "choose a folder this user may write"
-        ) from None
-    return public
-
-
 def load_verifier(key: str | os.PathLike[str], key_id: str | None = None) -> Ed25519Verifier:
     """Return the verifier of a public key given as 64 hex digits or as the path of a `.pub` file.
 
@@ -397,91 +360,6 @@ def load_verifier(key: str | os.PathLike[str], key_id: str | None = None) -> Ed2
         SigningKeyError: as for `Ed25519Verifier`.
     """
     return Ed25519Verifier(key, key_id)
-
-
-def _load_seed(given: str) -> str:
-    if _SEED.fullmatch(given):
-        return given
-    path = Path(given)
-    remedy = f"give {ENV_KEY} the path of a key file or 64 hex digits; `phionyx-letta keygen PATH` makes one"
-    text = _read_key_file(path, f"the signing key of {ENV_KEY}", remedy)
-    if text.lstrip().startswith(_PUBLIC_MARK):
-        raise SigningKeyError(f"{ENV_KEY} names a public key", "give it the private key, the file without .pub")
-    value = _last_line(text)
-    if not _SEED.fullmatch(value):
-        raise SigningKeyError(f"the key file of {ENV_KEY} does not end in a line of 64 hex digits", remedy)
-    _warn_if_open(path)
-    return value
-
-
-def _public_key_hex(given: str | os.PathLike[str]) -> str:
-    remedy = "give 64 hex digits or the path of a .pub file"
-    if isinstance(given, str) and _SEED.fullmatch(given.strip()):
-        return given.strip().lower()
-    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
-        raise SigningKeyError("no public key was given", remedy)
-    path = Path(given)
-    text = _read_key_file(path, "the public key", remedy)
-    if _PRIVATE_MARK in text or _is_private_of_pair(path, text):
-        raise SigningKeyError(f"{path} is a private key", f"give the public key, {path}.pub, and keep this one secret")
-    value = _last_line(text)
-    if not _SEED.fullmatch(value):
-        raise SigningKeyError(f"{path} does not end in a line of 64 hex digits", remedy)
-    return value.lower()
-
-
-def _is_private_of_pair(path: Path, text: str) -> bool:
-    """Recognise a private key without our heading: the public key beside it is the one it makes."""
-    public_path = path.with_name(path.name + ".pub")
-    value = _last_line(text)
-    if not _SEED.fullmatch(value) or not public_path.is_file():
-        return False
-    made = _private_key(bytes.fromhex(value)).public_key().public_bytes_raw().hex()
-    return _last_line(_read_key_file(public_path, "the public key", "")).lower() == made
-
-
-def _read_key_file(path: Path, what: str, remedy: str) -> str:
-    """Read a small text file; what was given may be key material typed wrongly, so it is shown only if it is a file."""
-    try:
-        if not path.is_file():
-            raise SigningKeyError(f"{what} is neither 64 hex digits nor an existing file", remedy)
-        with path.open("rb") as file:
-            return file.read(65_536).decode("utf-8")
-    except UnicodeDecodeError:
-        raise SigningKeyError(f"{what} in {path} is not a text file", remedy) from None
-    except ValueError as error:  # NUL in the path
-        if isinstance(error, SigningKeyError):
-            raise
-        raise SigningKeyError(f"{what} is not a path", remedy) from None
-    except OSError as error:
-        raise SigningKeyError(f"{what} cannot be read: {error.strerror}", remedy) from None
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines()]
-    return next((line for line in reversed(lines) if line and not line.startswith("#")), "")
-
-
-def _warn_if_open(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            _log.warning("the private key %s can be read by other users; chmod 600 it", path)
-
-
-def create_file(path: Path, text: str, mode: int) -> None:
-    """Create a file that did not exist, with its final mode from the start, and make it durable."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        os.fchmod(descriptor, mode)  # whatever the umask says
-        file.write(text)
-        file.flush()
-        os.fsync(descriptor)
-
-
-def _seed_bytes(given: str, what: str) -> bytes:
-    if not isinstance(given, str) or not _SEED.fullmatch(given.strip()):
-        raise SigningKeyError(f"{what} is not 64 hex digits", "`phionyx-letta keygen PATH` makes a key")
-    return bytes.fromhex(given.strip())
 
 
 def _checked_key_id(key_id: str) -> str:
@@ -494,23 +372,6 @@ def _secret_bytes(secret: str) -> bytes:
     if not isinstance(secret, str) or not secret:
         raise SigningKeyError("the HMAC secret is empty", "pass a long random text")
     return secret.encode("utf-8", "surrogatepass")
-
-
-def _private_key(seed: bytes) -> Ed25519PrivateKey:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    return Ed25519PrivateKey.from_private_bytes(seed)
-
-
-def _public_key(public_key_hex: str) -> Ed25519PublicKey:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    try:
-        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key_hex))
-    except ValueError:
-        raise SigningKeyError(
-            "these 32 bytes are not an Ed25519 public key", "check the key for a typing error"
-        ) from None
 
 
 def _signed_bytes(message: str) -> bytes:

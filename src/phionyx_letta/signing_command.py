@@ -20,8 +20,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from phionyx_letta.ed25519_keys import create_file
 from phionyx_letta.errors import SigningKeyError
-from phionyx_letta.signing import Ed25519Verifier, HmacSigner, create_file
+from phionyx_letta.signing import Ed25519Verifier, HmacSigner
 
 __all__ = ["SECRET_FILE", "CommandSigner", "load_secret"]
 
