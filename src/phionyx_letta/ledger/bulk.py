@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -49,11 +50,13 @@ def insert_rows(connection: Connection, table: Table, rows: Rows) -> None:
     """Insert rows that all name the same columns."""
     if not rows:
         return
-    if connection.dialect.name != "postgresql":
-        connection.execute(sqlite.insert(table), rows)
-        return
     names = list(rows[0])
     quote = connection.dialect.identifier_preparer.quote
+    if connection.dialect.name != "postgresql":  # by the driver: SQLAlchemy makes each row's parameters anew
+        places = ", ".join("?" * len(names))
+        sql = f"INSERT INTO {quote(table.name)} ({', '.join(map(quote, names))}) VALUES ({places})"
+        connection.exec_driver_sql(sql, list(map(itemgetter(*names), rows)))
+        return
     sql = f"COPY {quote(table.name)} ({', '.join(map(quote, names))}) FROM STDIN"
     driver: Any = connection.connection.driver_connection
     error_class = connection.dialect.loaded_dbapi.Error

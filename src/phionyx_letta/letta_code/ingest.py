@@ -52,7 +52,7 @@ class Recorder:
         *,
         trusted: Sequence[str] = (),
         include_text: bool = False,
-        batch: int = 500,
+        batch: int = 1000,
         notes: Notes | None = None,
     ) -> None:
         """Make the cursor's table.

@@ -43,8 +43,8 @@ _THEN = 2.0  # s without a byte from git, after it was silent once for all of a 
 _COMMITS, _OTHERS = 12 << 20, 6 << 20
 _OID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _MAX_MESSAGE = 64 << 10
-_TREE_ENTRY = {width: re.compile(rb"[0-7]{1,7} [^\0/]+\0.{%d}" % width, re.DOTALL) for width in (20, 32)}
-_TREE_NAME = {width: re.compile(rb"[0-7]{1,7} ([^\0/]+)\0.{%d}" % width, re.DOTALL) for width in (20, 32)}
+#: An entry, and its name.
+_TREE_ENTRY = {width: re.compile(rb"([0-7]{1,7} ([^\0/]+)\0.{%d})" % width, re.DOTALL) for width in (20, 32)}
 _COMMIT = re.compile(
     rb"tree ([0-9a-f]{40,64})\n((?:parent [0-9a-f]{40,64}\n)*)author ([^\n]*)\ncommitter ([^\n]*)(?:\n|\Z)"
 )
@@ -178,10 +178,11 @@ class Objects:
         if size > _MAX_TREE:
             raise ObjectMalformed(f"the tree {oid} is too large")
         width = len(oid) // 2
-        found = frozenset(_TREE_ENTRY[width].findall(data))
+        named = dict(_TREE_ENTRY[width].findall(data))
+        found = frozenset(named)
         if sum(map(len, found)) != len(data):
             raise ObjectMalformed(f"the tree {oid} is malformed")  # repeated entries too
-        if len(set(_TREE_NAME[width].findall(data))) != len(found):
+        if len(set(named.values())) != len(found):
             raise ObjectMalformed(f"the tree {oid} has two entries of one name")
         self._remember(oid, found, 2 * len(data) + 60 * len(found) + 200)
         return found
