@@ -15,9 +15,10 @@ from phionyx_letta import Ed25519Signer, Ed25519Verifier, verify_chain
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin.attribution import Attribution
+from phionyx_letta.plugin.checkpointing import CheckpointPolicy
 from phionyx_letta.plugin.mutation import BlockColumns, block_change
 from phionyx_letta.plugin.runtime import PluginKey
-from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
+from phionyx_letta.plugin.sealer import Sealer
 from phionyx_letta.settings import load_settings
 
 if TYPE_CHECKING:

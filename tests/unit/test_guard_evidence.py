@@ -17,10 +17,11 @@ from phionyx_letta.checkpoint import Checkpoint
 from phionyx_letta.ledger.lineage import OwnKeys
 from phionyx_letta.merkle import MemoryTree, leaf_hash
 from phionyx_letta.plugin.attribution import Attribution
+from phionyx_letta.plugin.checkpointing import CheckpointPolicy
 from phionyx_letta.plugin.evidence import NO_HISTORY, Mismatch, Reader
 from phionyx_letta.plugin.logview import LogView
 from phionyx_letta.plugin.mutation import BlockColumns, history_change, prompt_change, prompt_digest
-from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
+from phionyx_letta.plugin.sealer import Sealer
 from phionyx_letta.plugin.stored import stored_history
 from phionyx_letta.plugin.watch import open_view
 

@@ -175,7 +175,8 @@ def test_the_sealer_waits_for_a_program_that_fails(
     """No row is refused, none is lost: they are sealed when it signs again."""
     from bundle_rows import put_row
 
-    from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
+    from phionyx_letta.plugin.checkpointing import CheckpointPolicy
+    from phionyx_letta.plugin.sealer import Sealer
 
     monkeypatch.setenv("PHIONYX_LETTA_HOME", str(tmp_path))
     monkeypatch.setenv("PHIONYX_LETTA_PUBLIC_KEY", KEY.public_key_hex)

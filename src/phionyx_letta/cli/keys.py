@@ -98,7 +98,7 @@ def verifier_here(ledger: SqlLedger, settings: Settings, given: Iterable[str] | 
     """
     from phionyx_letta.keys import Keyring, statements_in
     from phionyx_letta.ledger.lineage import own_keys, stored_statements
-    from phionyx_letta.plugin.sealer import trusted_hosts
+    from phionyx_letta.plugin.checkpointing import trusted_hosts
 
     named = trusted_keys(given)
     own = None if named else _own_verifier(settings)

@@ -159,8 +159,8 @@ def _act(
 def _accept(
     database: SqlLedger, key: PluginKey, operator: Operator, sources: list[str] | None, *, yes: bool, as_json: bool
 ) -> int:
+    from phionyx_letta.plugin.checkpointing import checkpoint_policy
     from phionyx_letta.plugin.rollback import accept_rollback, given_up
-    from phionyx_letta.plugin.sealer import checkpoint_policy
     from phionyx_letta.settings import load_settings
 
     settings = load_settings()

@@ -109,7 +109,8 @@ def check_key_fits(database: SqlLedger, key: PluginKey) -> None:
 
 def sealed(database: SqlLedger, key: PluginKey) -> dict[str, Any]:
     """Seal everything that can be sealed; wait a while where another process is at it."""
-    from phionyx_letta.plugin.sealer import Sealer, SealReport, checkpoint_policy, pending, trusted_hosts
+    from phionyx_letta.plugin.checkpointing import checkpoint_policy, trusted_hosts
+    from phionyx_letta.plugin.sealer import Sealer, SealReport, pending
     from phionyx_letta.settings import load_settings
 
     settings = load_settings()

@@ -8,8 +8,8 @@ from phionyx_letta.ledger.log.opening import open_sinks
 from phionyx_letta.ledger.log.sink import Published
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.tree import stored_checkpoint
+from phionyx_letta.plugin.checkpointing import CheckpointPolicy, checkpoint_policy
 from phionyx_letta.plugin.runtime import PluginKey
-from phionyx_letta.plugin.sealer import CheckpointPolicy, checkpoint_policy
 from phionyx_letta.settings import Settings
 
 __all__ = ["check_sinks", "deliver", "deliver_again"]

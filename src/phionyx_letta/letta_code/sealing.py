@@ -31,8 +31,9 @@ from phionyx_letta.letta_code.repository import MemoryRepository
 from phionyx_letta.letta_code.rounds import Slow, Waiting, record_in_turn
 from phionyx_letta.letta_code.turns import Turn, TurnOver
 from phionyx_letta.letta_code.working_tree import uncommitted
+from phionyx_letta.plugin.checkpointing import checkpoint_policy, trusted_hosts
 from phionyx_letta.plugin.runtime import PluginKey
-from phionyx_letta.plugin.sealer import Sealer, checkpoint_policy, trusted_hosts
+from phionyx_letta.plugin.sealer import Sealer
 from phionyx_letta.settings import Settings
 
 __all__ = ["Ingested", "default_ledger", "ingest", "missing_memories", "opened_ledger"]

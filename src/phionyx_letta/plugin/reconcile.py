@@ -20,11 +20,11 @@ from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.rollback import LOG_BLOCK
 from phionyx_letta.ledger.salts import Salt, SaltKey, named_salts
 from phionyx_letta.ledger.writer import BlockState, read_block_states
+from phionyx_letta.plugin.drafting import agents_after
 from phionyx_letta.plugin.evidence import NO_HISTORY
 from phionyx_letta.plugin.mutation import RECORDED, BlockColumns
 from phionyx_letta.plugin.outbox import authentic, open_payload
 from phionyx_letta.plugin.runtime import PluginKey
-from phionyx_letta.plugin.sealer import agents_after
 from phionyx_letta.plugin.stored import stored_histories
 from phionyx_letta.signing import Verifier
 

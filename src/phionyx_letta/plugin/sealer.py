@@ -29,31 +29,19 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
-from phionyx_letta import __version__
 from phionyx_letta.checkpoint import Checkpoint
-from phionyx_letta.diff import MemoryDiff
-from phionyx_letta.envelope import (
-    CONTENT_UNKNOWN,
-    MemoryConsolidationAudit,
-    MemoryMutationContext,
-    ParsedJson,
-    draft_memory_envelope,
-)
 from phionyx_letta.errors import PhionyxError, SigningKeyError
 from phionyx_letta.ledger import tables
 from phionyx_letta.ledger.bulk import among, finite
-from phionyx_letta.ledger.lineage import own_keys
-from phionyx_letta.ledger.rollback import current_origin
-from phionyx_letta.ledger.rollback_sql import own_rollbacks
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.statements import refuse_retired
-from phionyx_letta.ledger.tree import LogWriter, default_origin, stored_checkpoint
-from phionyx_letta.ledger.writer import BlockState, LedgerWriter
+from phionyx_letta.ledger.tree import LogWriter
+from phionyx_letta.ledger.writer import LedgerWriter
+from phionyx_letta.plugin.checkpointing import CheckpointPolicy, CheckpointSigner
+from phionyx_letta.plugin.drafting import Candidate, add_draft, preload
 from phionyx_letta.plugin.forgetting import Forgetting
 from phionyx_letta.plugin.outbox import authentic, open_payload
 from phionyx_letta.plugin.runtime import PluginKey, logger
-from phionyx_letta.settings import Settings
-from phionyx_letta.signing import load_verifier
 
 #: A row that another host's key authenticates waits for that host while it was seen this recently; then it is passed over.
 FOREIGN_KEY_PATIENCE = timedelta(seconds=30)
@@ -78,48 +66,8 @@ class SealReport:
     """The newest that was signed, and its note."""
 
 
-@dataclass(frozen=True)
-class CheckpointPolicy:
-    """When a checkpoint of the log is signed; always in the transaction of a batch, or in one of its own."""
-
-    origin: str
-    public_key: str
-    """Of the sealer's key: what is stored under the origin counts if this key signed it."""
-    every: int = 1
-    """Envelopes."""
-    seconds: float | None = None
-    """The longest a grown log goes without one."""
-
-
-def checkpoint_policy(key: PluginKey, settings: Settings) -> CheckpointPolicy | None:
-    """When this key signs checkpoints; None for a key that cannot, which is not one of Ed25519."""
-    if key.public_key is None:
-        return None
-    origin = settings.log_origin or default_origin(str(key.signer.key_id))
-    return CheckpointPolicy(origin, key.public_key, settings.checkpoint_every, settings.checkpoint_seconds)
-
-
-def trusted_hosts(settings: Settings) -> list[str]:
-    """Public keys of the other hosts on the database; one that is none is named in the log and left out."""
-    found = []
-    for name in settings.trusted_keys.split():
-        try:
-            found.append(load_verifier(name).public_key_hex)
-        except SigningKeyError as error:
-            logger.error("phionyx-letta: a key of PHIONYX_LETTA_TRUSTED_KEYS is not used: %s", error)
-    return found
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    row: Any
-    fields: dict[str, Any]
-    number: int | None
-    """The row's id; None if a sealed row had it already (the sequence was set back)."""
-
-
 class Sealer:
-    """Seals what one key can authenticate. Holds no state of the ledger between two passes but the size last signed."""
+    """Seals what one key can authenticate. Holds no state of the ledger between two passes."""
 
     def __init__(
         self,
@@ -135,11 +83,7 @@ class Sealer:
         ``trusted`` are the public keys of other hosts on the same database: checkpoints cover what they sealed as well.
         """
         self._trusted = trusted
-        self._policy = checkpoints
-        self._origin = checkpoints.origin if checkpoints else ""  # of the log since the last accepted rollback
-        self._signed_size: int | None = None  # of the log in its newest checkpoint; None: not asked yet
-        self._grown_since: float | None = None  # when the log outgrew it
-        self._went_back = False  # it was seen shorter than in a checkpoint: signing on would fork it
+        self._checkpoints = CheckpointSigner(checkpoints, key.signer) if checkpoints else None
         self._log: LogWriter | None = None  # the log's end after what this batch wrote
         self._ledger = ledger
         self._key = key
@@ -150,7 +94,7 @@ class Sealer:
     def due(self) -> bool:
         """Whether refused rows are to be looked at, though nothing else may wait."""
         looking = self._refused_after is not None or time.monotonic() - self._refused_looked_at >= REFUSED_INTERVAL
-        return looking or self._overdue()
+        return looking or (self._checkpoints is not None and self._checkpoints.overdue())
 
     def seal_pending(self) -> SealReport:
         """Seal until nothing is left that this key can seal, or another sealer is at work."""
@@ -184,8 +128,8 @@ class Sealer:
             report.checkpoint = self._checkpoint(connection)
         if self._log is not None:
             self._ledger.known_log = self._log.known
-        if report.checkpoint is not None:
-            self._signed_size, self._grown_since = report.checkpoint[0].size, None
+        if self._checkpoints is not None and report.checkpoint is not None:
+            self._checkpoints.committed(report.checkpoint[0])
         return report
 
     def sign_last(self) -> tuple[Checkpoint, str] | None:
@@ -194,55 +138,21 @@ class Sealer:
         Raises:
             LedgerUnavailable: the database does not answer.
         """
-        if self._policy is None:
+        if self._checkpoints is None:
             return None
         with self._ledger.writing(wait=False) as connection:
             if connection is None:  # whoever is sealing signs too
                 return None
-            return self._issued(connection, self._writer(connection).log, self._policy, every=1)
+            return self._checkpoints.sign(connection, self._writer(connection).log)
 
     def _writer(self, connection: Connection) -> LedgerWriter:
         return LedgerWriter(connection, self._key.signer, known=self._ledger.known_log, trusted=self._trusted)
 
-    def _overdue(self) -> bool:
-        seconds, since = self._policy.seconds if self._policy else None, self._grown_since
-        return seconds is not None and since is not None and time.monotonic() - since >= seconds
-
     def _checkpoint(self, connection: Connection) -> tuple[Checkpoint, str] | None:
         """Sign the log as this transaction leaves it, where that is due."""
-        overdue = self._overdue()
-        if self._policy is None or (self._log is None and not overdue):
+        if self._checkpoints is None or (self._log is None and not self._checkpoints.overdue()):
             return None
-        log = self._log or self._writer(connection).log
-        signed = self._issued(connection, log, self._policy, every=1 if overdue else self._policy.every)
-        if signed is None and self._grown_since is None:
-            self._grown_since = time.monotonic()
-        return signed
-
-    def _issued(
-        self, connection: Connection, log: LogWriter, policy: CheckpointPolicy, *, every: int
-    ) -> tuple[Checkpoint, str] | None:
-        origin = current_origin(policy.origin, own_rollbacks(connection, self._key.signer))
-        if origin != self._origin:
-            logger.warning("phionyx-letta: a rollback was accepted: the log goes on as %r", origin)
-            self._origin, self._signed_size, self._went_back = origin, None, False
-        if self._signed_size is None:
-            stored = stored_checkpoint(connection, origin, own_keys(connection, policy.public_key))
-            self._signed_size = stored[0].size if stored else 0
-        if not log.whole:
-            return None  # it was said why
-        if log.size < self._signed_size and not self._went_back:
-            self._went_back = True
-            logger.error(
-                "phionyx-letta: the log had %s envelopes in its last checkpoint and has %s now: the database was set back, or "
-                "envelopes were removed. No checkpoint is signed until that is resolved: `phionyx-letta verify` says more; after "
-                "a restore that was meant, `phionyx-letta reconcile --accept-rollback`",
-                self._signed_size,
-                log.size,
-            )
-        if self._went_back or log.size < self._signed_size + every:
-            return None
-        return log.issue(self._key.signer, origin)
+        return self._checkpoints.sign_due(connection, self._log or self._writer(connection).log)
 
     def _rows(self, connection: Connection, *, refused_after: int | None = None) -> tuple[Sequence[Any], bool]:
         """The next rows in the order of their ids, as many as a batch may hold, and whether there may be more.
@@ -323,7 +233,7 @@ class Sealer:
 
     def _unsealed(
         self, connection: Connection, candidates: list[tuple[Any, dict[str, Any]]], report: SealReport
-    ) -> list[_Candidate]:
+    ) -> list[Candidate]:
         """Without the copies of rows that are sealed already, in the ledger or in this batch."""
         envelope = tables.envelope.c
         nonces = [fields["nonce"] for _, fields in candidates]
@@ -343,10 +253,10 @@ class Sealer:
                 logger.error(
                     "phionyx-letta: outbox row %s has the number of a sealed one: the sequence was set back", row.id
                 )
-            fresh.append(_Candidate(row, fields, None if row.id in used else row.id))
+            fresh.append(Candidate(row, fields, None if row.id in used else row.id))
         return fresh
 
-    def _write(self, connection: Connection, candidates: list[_Candidate], report: SealReport) -> int:
+    def _write(self, connection: Connection, candidates: list[Candidate], report: SealReport) -> int:
         """All together; where that fails, in halves, so that a row that cannot be sealed does not hold up the others."""
         try:
             with connection.begin_nested():
@@ -366,12 +276,12 @@ class Sealer:
             connection, candidates[middle:], report
         )
 
-    def _write_together(self, connection: Connection, candidates: list[_Candidate]) -> int:
+    def _write_together(self, connection: Connection, candidates: list[Candidate]) -> int:
         writer = self._writer(connection)
-        _preload(writer, candidates)
+        preload(writer, candidates)
         forgetting = Forgetting(connection, [(candidate.row.id, candidate.fields) for candidate in candidates])
         for candidate in candidates:
-            self._add(writer, candidate, forgetting)
+            add_draft(writer, self._key.signer.key_id, candidate, forgetting)
         written = writer.flush()
         forgetting.flush()
         self._log = writer.log
@@ -383,57 +293,6 @@ class Sealer:
                     "phionyx-letta: outbox row %s was marked refused but is genuine; it is sealed now", row.id
                 )
         return written
-
-    def _add(self, writer: LedgerWriter, candidate: _Candidate, forgetting: Forgetting) -> None:
-        fields = candidate.fields
-        block = writer.block(fields["block_id"])
-        agents = agents_after(fields, block)
-        # the nonce is signed: a row sealed twice shows, whatever the columns say
-        letta = {**fields["letta"], "nonce": fields["nonce"]}
-        diff = _diff(fields["diff"])
-        if diff is None:  # attach and detach: the content as it stands at this place in the order
-            if block is None or block.after_hash is None:
-                letta["content"] = CONTENT_UNKNOWN
-                diff = _NOTHING
-            else:
-                diff = _unchanged(block)
-                if block.salt is not None:
-                    letta["salt"] = block.salt
-        elif block is not None and not block.forgotten and block.after_hash not in (None, diff.before_hash):
-            logger.error(
-                "phionyx-letta: block %s was last recorded as %s but this write found %s: a change in between was not recorded",
-                fields["block_id"],
-                block.after_hash,
-                diff.before_hash,
-            )
-        destroyed = forgetting.settle(candidate.row.id, fields, block, agents)
-        if destroyed is not None:
-            letta["salt_destroyed"] = destroyed
-        trace_id = _trace(fields, block)
-        chain = writer.chain(trace_id)
-        audit = fields.get("audit")
-        draft = draft_memory_envelope(
-            MemoryMutationContext(
-                trace_id=trace_id,
-                turn_index=writer.turn(trace_id, letta.get("run_id")),
-                producer=fields["producer"],
-                block_id=fields["block_id"],
-                block_label=fields["block_label"],
-                mutation_kind=fields["kind"],
-                diff=diff,
-                consolidation_audit=MemoryConsolidationAudit(**audit) if audit else None,
-                forgetting_reason=fields.get("reason"),
-                metadata=ParsedJson(letta=letta, **_reviewed(fields)),
-            ),
-            previous_hash=chain.head,
-            package_version=__version__,
-            key_id=self._key.signer.key_id,
-            memory_audit_parent_ref=fields.get("parent"),
-            position=chain.length,
-            timestamp_utc=fields["at"],
-            organization_id=fields.get("organization_id"),
-        )
-        writer.add_draft(draft, outbox_id=candidate.number, nonce=fields["nonce"], agents=agents)
 
 
 @lru_cache(maxsize=8)
@@ -473,61 +332,6 @@ def _described(error: Exception) -> str:
     cause: BaseException = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     first = next(iter(str(cause).splitlines()), "")
     return str(error) if isinstance(error, PhionyxError) else f"{type(cause).__name__}: {first[:200]}"
-
-
-def _preload(writer: LedgerWriter, candidates: list[_Candidate]) -> None:
-    """Read heads, turns and block states of a whole batch in three statements."""
-    writer.load_blocks(candidate.fields["block_id"] for candidate in candidates)
-    traces = [_trace(candidate.fields, writer.block(candidate.fields["block_id"])) for candidate in candidates]
-    writer.load_chains(traces)
-    runs = [candidate.fields["letta"].get("run_id") for candidate in candidates]
-    writer.load_runs((trace, run) for trace, run in zip(traces, runs, strict=True) if run)
-
-
-_EMPTY_HASH = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-_NOTHING = MemoryDiff(_EMPTY_HASH, _EMPTY_HASH, 0, 0, 0, 0, 0)
-
-
-def _reviewed(fields: dict[str, Any]) -> dict[str, Any]:
-    """The patch behind a write, where there is one."""
-    claim = fields.get("living_memory")
-    return {"living_memory": claim} if isinstance(claim, dict) else {}
-
-
-def _diff(fields: dict[str, Any] | None) -> MemoryDiff | None:
-    return MemoryDiff(**fields) if fields is not None else None
-
-
-def _unchanged(block: BlockState) -> MemoryDiff:
-    same, size = str(block.after_hash), block.after_size
-    commitment = "sha256" if block.salt is None else "hmac-sha256"
-    return MemoryDiff(same, same, size, size, 0, 0, block.chars, commitment=commitment)
-
-
-def agents_after(fields: dict[str, Any], block: BlockState | None) -> Sequence[str] | None:
-    """Who has the block after this mutation; None if that cannot be known."""
-    event = fields["event"]
-    if event in ("baseline", "adopt", "restore"):
-        return sorted(fields.get("agents", []))
-    if fields["kind"] == "delete":
-        return []
-    agents = block.agents if block else []
-    if agents is None:
-        return None
-    if event == "attach":
-        return sorted({*agents, fields["attached_agent"]})
-    if event == "detach":
-        return [agent for agent in agents if agent != fields["attached_agent"]]
-    return agents
-
-
-def _trace(fields: dict[str, Any], block: BlockState | None) -> str:
-    """The chain: the agent it is attributed to; else the one agent that has the block; else the block (decision 3)."""
-    owner = fields.get("agent_id") or fields.get("attached_agent")
-    if owner:
-        return str(owner)
-    agents = agents_after(fields, block)
-    return agents[0] if agents and len(agents) == 1 else str(fields["block_id"])
 
 
 def pending(connection: Connection) -> dict[str, Any]:

@@ -29,9 +29,10 @@ from phionyx_letta.ledger.salts import SaltKey
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.tree import stored_checkpoint
 from phionyx_letta.plugin.baseline import record_baseline
+from phionyx_letta.plugin.checkpointing import CheckpointPolicy, checkpoint_policy, trusted_hosts
 from phionyx_letta.plugin.child_process import ChildProcess
 from phionyx_letta.plugin.runtime import PluginKey, load_key, logger
-from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer, checkpoint_policy, trusted_hosts
+from phionyx_letta.plugin.sealer import Sealer
 from phionyx_letta.settings import Settings, load_settings
 
 #: Wait after a failure, and between looks for blocks without a record while some are left, s.

@@ -33,8 +33,9 @@ def sealed(database: Path, key: Key, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def seal(database: Path, signer: Ed25519Signer, block: str) -> str:
     """One more change, sealed with a checkpoint, which comes back."""
+    from phionyx_letta.plugin.checkpointing import CheckpointPolicy
     from phionyx_letta.plugin.runtime import PluginKey
-    from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
+    from phionyx_letta.plugin.sealer import Sealer
 
     ledger = SqlLedger(f"sqlite:///{database}")
     key = PluginKey(signer, "test")

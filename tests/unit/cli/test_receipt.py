@@ -16,7 +16,8 @@ from cli_helpers import error_of, run, run_json
 from outbox_rig import new_key
 
 from phionyx_letta.diff import content_hash
-from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
+from phionyx_letta.plugin.checkpointing import CheckpointPolicy
+from phionyx_letta.plugin.sealer import Sealer
 from phionyx_letta.signing import load_verifier
 
 A, B = "agent-a", "agent-b"

@@ -24,9 +24,10 @@ from phionyx_letta.ledger.gathering import gather
 from phionyx_letta.ledger.log.reading import read_statements
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.plugin.attribution import Attribution
+from phionyx_letta.plugin.checkpointing import CheckpointPolicy
 from phionyx_letta.plugin.mutation import BlockColumns, block_change
 from phionyx_letta.plugin.runtime import PluginKey
-from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
+from phionyx_letta.plugin.sealer import Sealer
 
 Members = dict[str, bytes]
 SCRIPT = Path(container.__file__).with_name("verify_evidence.py")

@@ -27,9 +27,10 @@ from phionyx_letta.ledger.log.sink import Published
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.merkle import leaf_hash
 from phionyx_letta.plugin.attribution import Attribution
+from phionyx_letta.plugin.checkpointing import CheckpointPolicy
 from phionyx_letta.plugin.mutation import BlockColumns, block_change
 from phionyx_letta.plugin.runtime import PluginKey
-from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
+from phionyx_letta.plugin.sealer import Sealer
 from phionyx_letta.signing import TrustedKeys
 
 STOLEN = Ed25519Signer("11" * 32)

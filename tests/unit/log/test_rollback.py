@@ -28,10 +28,11 @@ from phionyx_letta.ledger.rollback import AcceptedRollback, GivenUp, current_ori
 from phionyx_letta.ledger.rollback_sql import accepted_rollbacks
 from phionyx_letta.ledger.statements import rotate
 from phionyx_letta.plugin.adoption import Operator
+from phionyx_letta.plugin.checkpointing import CheckpointPolicy
 from phionyx_letta.plugin.evidence import Reader
 from phionyx_letta.plugin.rollback import accept_rollback, given_up
 from phionyx_letta.plugin.runtime import Runtime
-from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
+from phionyx_letta.plugin.sealer import Sealer
 from phionyx_letta.plugin.watch import LogWatch
 from phionyx_letta.settings import load_settings
 

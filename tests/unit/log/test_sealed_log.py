@@ -20,7 +20,8 @@ from phionyx_letta.ledger.log.reading import read_checkpoints
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.ledger.tree import sql_nodes, stored_checkpoint
 from phionyx_letta.merkle import MemoryTree, consistency_proof, inclusion_proof, leaf_hash, verify_consistency
-from phionyx_letta.plugin.sealer import CheckpointPolicy, Sealer
+from phionyx_letta.plugin.checkpointing import CheckpointPolicy
+from phionyx_letta.plugin.sealer import Sealer
 from phionyx_letta.plugin.sealing_process import seal_until
 from phionyx_letta.settings import Settings
 
