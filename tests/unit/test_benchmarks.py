@@ -61,6 +61,7 @@ def test_one_benchmark_gives_one_json_object():
     assert said["machine"]["cores"] >= 1
 
 
+@pytest.mark.slow
 def test_the_sealer_benchmark_verifies_what_it_sealed():
     done = run("sealer", "--rounds", "1", "--json")
     assert done.returncode in (0, 1), done.stderr

@@ -299,6 +299,7 @@ def _write_many(folder: str, start: int, count: int) -> None:
         sink.deliver(log.published(size))
 
 
+@pytest.mark.slow
 class TestUnderStress:
     def test_a_disk_that_fills_loses_nothing_and_goes_on_when_it_is_freed(self, log: Log, tmp_path: Path):
         context = multiprocessing.get_context("spawn")

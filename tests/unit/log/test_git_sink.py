@@ -174,6 +174,7 @@ def test_a_disk_that_is_full(bare: Path, log: Log) -> None:
     assert sizes(bare, log) == [3, 4]
 
 
+@pytest.mark.slow
 def test_several_processes_at_once(bare: Path, log: Log) -> None:
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_commit_many, args=(str(bare), first)) for first in (1, 2, 3)]

@@ -63,6 +63,7 @@ class TestEveryTracker:
         tracker.remove("never known")
         assert new_tracker().get_count("k") == 0
 
+    @pytest.mark.slow
     def test_processes_at_once_lose_no_count(self, where, new_tracker):
         script = """
 import sys

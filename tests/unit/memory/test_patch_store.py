@@ -151,6 +151,7 @@ class TestSeveralProcesses:
             assert new_store().get(f"after-{moment}") is not None
 
 
+@pytest.mark.slow
 def test_many_that_open_one_new_database_at_once_all_can(tmp_path):
     """SQLite does not wait where two change the journal's mode (one in nine of these failed)."""
     for number in range(40):
@@ -211,6 +212,7 @@ class TestTheFile:
         assert str(path) in caplog.text
         assert store.list_by_status() == [one, other]
 
+    @pytest.mark.slow
     def test_half_a_line_at_the_end_swallows_nothing(self, path, caplog):
         store = PatchStore(path)
         one = store.save(patch())
