@@ -529,19 +529,24 @@ def test_killed_at_each_step(
 @pytest.mark.slow
 def test_killed_at_random_moments(memory: Memory, memories: list[AgentMemory], tmp_path: Path) -> None:
     """Together with the git that runs, as when the machine goes down."""
-    chance, base, kills = random.Random(6), memory.head(), 0
-    for number in range(20):
+    chance, base, kills, longest = random.Random(6), memory.head(), 0, 0.3
+    for number in range(100):
         memory.git("reset", "-q", "--hard", base)
         store = tmp_path / str(number)
         store.mkdir()
         patch = a_patch(opened(memories, store)).patch_id
         process = child(lambda store=store, patch=patch: opened(memories, store).apply(patch))  # type: ignore[misc]
-        time.sleep(chance.random() * 0.3)
+        time.sleep(chance.random() * longest)
         os.kill(process, signal.SIGKILL)
-        kills += ended(process) == -signal.SIGKILL
+        if ended(process) == -signal.SIGKILL:
+            kills += 1
+        else:
+            longest *= 0.9  # whatever the machine: it came to its end before
         time.sleep(0.3)  # a git that was started goes on
         finished_by_the_next_run(memories, store, memory, patch)
-    assert kills >= 5
+        if kills == 10:
+            break
+    assert kills == 10
 
 
 @pytest.mark.slow
@@ -550,8 +555,8 @@ def test_a_person_who_saves_at_any_moment(
     memory: Memory, memories: list[AgentMemory], tmp_path: Path, killed: bool
 ) -> None:
     """As an editor does, by a new file in the old one's place; what was saved is there afterwards, whatever else is."""
-    chance, base, committed = random.Random(7), memory.head(), 0
-    for number in range(15):
+    chance, base, before, longest = random.Random(7), memory.head(), 0, 0.3
+    for number in range(100):
         memory.git("reset", "-q", "--hard", base)
         for copy in memory.path.glob(".human.md.*"):
             copy.unlink()
@@ -559,7 +564,7 @@ def test_a_person_who_saves_at_any_moment(
         store.mkdir()
         patch = a_patch(opened(memories, store)).patch_id
         process = child(lambda store=store, patch=patch: opened(memories, store).apply(patch))  # type: ignore[misc]
-        time.sleep(chance.random() * 0.3)
+        time.sleep(chance.random() * longest)
         (tmp_path / "saved").write_text(MINE)
         os.replace(tmp_path / "saved", memory.path / "human.md")
         if killed:
@@ -572,8 +577,13 @@ def test_a_person_who_saves_at_any_moment(
         kept = [human(memory), *(copy.read_text() for copy in memory.path.glob(".human.md.*.tmp"))]
         assert MINE in kept
         assert memory.git("diff", "--cached") == "", "nothing is staged that nobody staged"
-        committed += memory.head() != base
-    assert committed < 15
+        if memory.head() == base:
+            before += 1
+        else:
+            longest *= 0.9  # whatever the machine: the commit was there before the person saved
+        if before >= 8 and number >= 14:
+            break
+    assert before >= 8
 
 
 def test_an_edit_that_was_swapped_out_when_it_was_killed(
