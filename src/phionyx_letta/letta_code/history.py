@@ -9,24 +9,31 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 from phionyx_letta.errors import StoreError
 from phionyx_letta.letta_code.errors import ObjectUnreadable
-from phionyx_letta.letta_code.objects import Objects
+from phionyx_letta.letta_code.objects import Commit, Objects
 from phionyx_letta.letta_code.repository import HEAD_LOG, LogEntry, LogPlace, LogRead, Snapshot
 
-__all__ = ["Back", "Forward", "Move", "moves", "steps"]
+__all__ = ["Back", "Forward", "Move", "merged", "moves", "steps"]
 
 #: Commits an envelope names one by one; of more their number is recorded.
 NAMED = 100
 
 
 class Node(NamedTuple):
-    """A commit and its parents: no more is kept of a long history."""
+    """A commit and its first parent: no more is kept of a long history, of which each commit can have thousands."""
 
     oid: str
-    parents: tuple[str, ...]
+    parent: str | None
+    merge: bool
+
+    @classmethod
+    def of(cls, commit: Commit) -> Node:
+        """What of a commit is kept."""
+        return cls(commit.oid, next(iter(commit.parents), None), len(commit.parents) > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +59,6 @@ class Forward:
     commit: str
     parent: str | None
     """The commit it is compared with: what the branch held until then. None: nothing."""
-    merged: tuple[str, ...] = ()
-    """Commits it brought in besides, at most `NAMED`."""
     cut: bool = False
     """Its parents are not in the repository: a shallow clone, or they vanished."""
 
@@ -86,7 +91,7 @@ def moves(cursor: str | None, snapshot: Snapshot, ref: str | None, places: dict[
     here, reached = cursor, dict(places)
     if name != HEAD_LOG and snapshot.logs[HEAD_LOG].end.length:  # it tells nothing that the branch's does not
         reached[HEAD_LOG] = snapshot.logs[HEAD_LOG].end
-    for entry, read in _told(snapshot, name, ref, log if not lost else _after_loss(cursor, log)):
+    for entry, read in _told(snapshot, name, ref, log if not lost else _after_loss(cursor, log), cursor):
         if entry.old is not None and entry.old not in (here, entry.new):
             yield Move(here, entry.old, None, dict(reached), "reflog_old", lost)
             here = entry.old
@@ -106,7 +111,10 @@ def _followed(snapshot: Snapshot, ref: str | None) -> str:
         return HEAD_LOG
     head = snapshot.logs[HEAD_LOG]
     known = set(map(_pair, branch.entries))
-    wandered = any(_pair(entry) not in known for entry in head.entries if entry.old != entry.new)
+    stood = {oid for pair in known for oid in pair}
+    wandered = any(
+        _pair(entry) not in known for entry in head.entries if entry.old != entry.new or entry.new not in stood
+    )
     return HEAD_LOG if wandered and head.found else snapshot.ref
 
 
@@ -114,7 +122,7 @@ Told = tuple[LogEntry, dict[str, LogPlace]]
 """A move, and how far the logs are read with it."""
 
 
-def _told(snapshot: Snapshot, name: str, ref: str | None, log: LogRead) -> list[Told]:
+def _told(snapshot: Snapshot, name: str, ref: str | None, log: LogRead, cursor: str | None) -> list[Told]:
     """The moves of the followed log, and among them those of the branch that it knows nothing of.
 
     Another work tree moves the branch without a word in this one's HEAD log. Where both tell of one move they are in step; what only
@@ -123,8 +131,10 @@ def _told(snapshot: Snapshot, name: str, ref: str | None, log: LogRead) -> list[
     other = snapshot.ref if ref is None else ref
     own = list(zip(log.entries, ({name: place} for place in log.places), strict=True))
     beside = snapshot.logs.get(other)
-    if other == name or beside is None or not beside.found:
+    if other == name or beside is None:
         return own
+    if not beside.found:
+        beside = _after_loss(cursor, beside)
     pairs = set(map(_pair, log.entries))
     visited = {oid for pair in pairs for oid in pair}
     waiting = deque(zip(beside.entries, ({other: place} for place in beside.places), strict=True))
@@ -181,8 +191,8 @@ def steps(objects: Objects, move: Move, recorded: Callable[[Sequence[str]], str 
         yield from _forward(objects, _chain(objects, move.new, None))
         return
     newest = objects.commit(move.new)
-    if newest.parents[:1] == (move.old,):
-        yield from _forward(objects, [Node(newest.oid, newest.parents)])
+    if newest.parents[:1] == (move.old,) and _readable(objects, move.old):
+        yield from _forward(objects, [Node.of(newest)])
         return
     yield from _between(objects, move.old, move.new, recorded)
 
@@ -195,16 +205,15 @@ def _between(
     if met == old:
         yield from _forward(objects, ahead)
         return
-    if not vanished and any(len(commit.parents) > 1 for commit in ahead):
+    if not vanished and any(commit.merge for commit in ahead):
         path = _ancestry(objects, old, new)
         if path is not None:
             yield from path
             return
     if met is None:
         ahead = _chain(objects, new, recorded)
-        met = ahead[0].parents[0] if ahead and ahead[0].parents and recorded(ahead[0].parents[:1]) else None
-        if not ahead:
-            met = new
+        before = ahead[0].parent if ahead else new
+        met = before if before is not None and recorded([before]) and _readable(objects, before) else None
     yield Back(old, met, tuple(behind[:NAMED]), len(behind), vanished)
     yield from _forward(objects, ahead)
 
@@ -212,32 +221,35 @@ def _between(
 def _forward(objects: Objects, commits: Sequence[Node]) -> Iterator[Forward]:
     """Oldest first, each compared with its first parent."""
     for commit in commits:
-        parent = commit.parents[0] if commit.parents else None
+        parent = commit.parent
         cut = parent is not None and commit is commits[0] and not _readable(objects, parent)
-        yield Forward(commit.oid, None if cut else parent, _merged(objects, commit), cut)
+        yield Forward(commit.oid, None if cut else parent, cut)
 
 
-def _merged(objects: Objects, commit: Node) -> tuple[str, ...]:
-    """The commits a merge brought in: along the first parents of its other parents, until its own first parents."""
-    if len(commit.parents) < 2:
-        return ()
-    main, at = set[str](), commit.parents[0]
-    for one in _first_parents(objects, at):
+def merged(objects: Objects, commit: Commit, before: str | None) -> list[str]:
+    """The commits a merge brought in, at most `NAMED`: along the first parents of its other parents, until those of `before`.
+
+    Args:
+        objects: of the repository.
+        commit: the merge.
+        before: the parent it is compared with; None: the first.
+    """
+    main, found = set[str](), list[str]()
+    before = before or commit.parents[0]
+    for one in islice(objects.first_parents(before), 10 * NAMED):
         main.add(one.oid)
-        if len(main) >= 10 * NAMED:
-            break
-    found: list[str] = []
-    for other in commit.parents[1:]:
-        for one in _first_parents(objects, other):
-            if one.oid in main or one.oid in found or len(found) >= NAMED:
+    for other in dict.fromkeys(commit.parents):
+        for one in objects.first_parents(other):
+            if one.oid in main or one.oid in found:
                 break
+            if len(found) >= NAMED:
+                return found
             found.append(one.oid)
-    return tuple(found)
+    return found
 
 
 def _first_parents(objects: Objects, oid: str) -> Iterator[Node]:
-    for commit in objects.first_parents(oid):
-        yield Node(commit.oid, commit.parents)
+    return map(Node.of, objects.first_parents(oid))
 
 
 def _chain(objects: Objects, new: str, recorded: Callable[[Sequence[str]], str | None] | None) -> list[Node]:
@@ -289,23 +301,17 @@ def _until(seen: dict[str, Node], oid: str) -> list[Node]:
 def _ancestry(objects: Objects, old: str, new: str) -> list[Forward] | None:
     """The way from `old` to a `new` that has it among its ancestors, but not its first ones; None if it has not."""
     try:
-        said = objects.git("rev-list", "--ancestry-path", "--parents", f"^{old}", new, "--", failing_is_none=True)
-    except StoreError:
+        said = objects.git("rev-list", "--ancestry-path", f"^{old}", new, "--", failing_is_none=True)
+        between, at = {old, *(said or "").split()}, new
+        found = list[Forward]()
+        while at != old:
+            before = next((one for one in objects.commit(at).parents if one in between), None)
+            if before is None:
+                return None
+            found.append(Forward(at, before))
+            at = before
+    except (StoreError, ObjectUnreadable):  # git takes what is forged for a commit
         return None
-    if not said:
-        return None
-    parents = {words[0]: words[1:] for line in said.splitlines() if (words := line.split())}
-    if new not in parents:
-        return None
-    found, at = list[Forward](), new
-    while at != old:
-        commit = objects.commit(at)
-        before = next((one for one in commit.parents if one == old or one in parents), None)
-        if before is None:
-            return None
-        others = (one for one in commit.parents if one != before)
-        found.append(Forward(at, before, _merged(objects, Node(at, (before, *others)))))
-        at = before
     return found[::-1]
 
 

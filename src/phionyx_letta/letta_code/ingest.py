@@ -139,7 +139,10 @@ class _Run:
         self.report.tip, self.report.branch = snapshot.tip, snapshot.ref
         self._check_tip(objects, snapshot.tip)
         problem = self._standing(objects, repository, snapshot)
-        cursor = replace(self.stored, path=str(self.path), host=platform.node(), problem=problem)
+        ref = (
+            snapshot.ref if self.stored.ref is None else self.stored.ref
+        )  # whose log is read on if HEAD leaves it meanwhile
+        cursor = replace(self.stored, ref=ref, path=str(self.path), host=platform.node(), problem=problem)
         self._settle(cursor)
         pending = cursor.at != cursor.tip
         for move in moves(cursor.tip, snapshot, self.stored.ref, self.stored.places):
@@ -167,7 +170,7 @@ class _Run:
 
     def _standing(self, objects: Objects, repository: MemoryRepository, snapshot: Snapshot) -> str:
         """Prepare what is wrong as long as it stays as it is, each once; return it as the cursor keeps it."""
-        told, found = self.stored.problem.split(), list[str]()
+        told, found = self.stored.problem.split(" "), list[str]()
         for name in dict.fromkeys(name for name in (HEAD_LOG, snapshot.ref) if name):
             log = snapshot.logs[name]
             if log.exists or not (log.unreadable or not log.found):

@@ -51,6 +51,7 @@ _COMMIT = re.compile(
 SUBTREE, SYMLINK, SUBMODULE = "40000", "120000", "160000"
 _TYPES = {one.encode(): one for one in ("blob", "tree", "commit", "tag")}
 _MODES = {one.encode(): one for one in (SUBTREE, SYMLINK, SUBMODULE, "100644", "100755")}
+_KINDS = {0o04: SUBTREE, 0o12: SYMLINK, 0o10: ""}
 
 
 class Entry(NamedTuple):
@@ -135,6 +136,7 @@ class Objects:
         Raises:
             ObjectUnreadable: it is not there, or is none.
         """
+        self._turn.left()  # what is kept takes time too: who asks has more to do with it
         cached = self._cache.get(oid)
         if isinstance(cached, Commit):
             return cached
@@ -201,6 +203,7 @@ class Objects:
         Raises:
             ObjectUnreadable: it is not there, or is no file.
         """
+        self._turn.left()  # files are compared for as long as a turn lasts, also where all of them are two objects
         if entry is None:
             return ABSENT
         if entry.mode == SUBMODULE:
@@ -444,5 +447,11 @@ def by_name(entries: Iterable[bytes]) -> dict[bytes, Entry]:
     for entry in entries:
         mode, _, rest = entry.partition(b" ")
         name, _, oid = rest.partition(b"\0")
-        found[name] = Entry(_MODES.get(mode) or mode.decode("ascii").lstrip("0"), oid.hex())
+        found[name] = Entry(_MODES.get(mode) or _mode(mode), oid.hex())
     return found
+
+
+def _mode(mode: bytes) -> str:
+    """As git reads one it does not write itself (`canon_mode`): the kind counts, and what is none is a submodule."""
+    kind = _KINDS.get(int(mode, 8) >> 12 & 0o17, SUBMODULE)
+    return kind or mode.decode("ascii").lstrip("0")

@@ -17,7 +17,7 @@ from phionyx_letta.errors import PhionyxError
 from phionyx_letta.letta_code.changes import Mutation, Unread, block_id, claims, file_name, label_of, mutations
 from phionyx_letta.letta_code.contents import ABSENT, content_diff
 from phionyx_letta.letta_code.errors import ObjectMalformed, ObjectUnreadable, TooManyFiles
-from phionyx_letta.letta_code.history import NAMED, Back, Forward, Move
+from phionyx_letta.letta_code.history import NAMED, Back, Forward, Move, merged
 from phionyx_letta.letta_code.known import Known
 from phionyx_letta.letta_code.objects import Commit, Objects
 from phionyx_letta.letta_code.queue import Notes
@@ -130,14 +130,15 @@ class Preparation:
         }
         if again:
             letta["again"] = True
+        brought = merged(objects, commit, step.parent) if len(commit.parents) > 1 else []
         if len(commit.parents) > 1:
-            letta["merged"] = list(step.merged)
+            letta["merged"] = brought
         run = f"move:{again}" if again else f"commit:{step.commit}"
         method = _reflection(move, commit)
         for mutation in self._changes(objects, found, step.commit, move):
             if method is not None and mutation.kind in ("write", "append"):
                 mutation.kind = "consolidate"
-                mutation.audit = self._audit(mutation, method, step.merged or (step.commit,))
+                mutation.audit = self._audit(mutation, method, brought or (step.commit,))
             nonce = secrets.token_hex(16) if again else self._nonce(step.commit, mutation.path or "")
             self.items.append(Item(mutation, run, nonce, letta))
         if not again:

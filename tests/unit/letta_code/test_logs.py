@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-from code_rig import AGENT, ENVIRONMENT, SIGNER, Memory, Recorded, blob, letta
+from code_rig import AGENT, ENVIRONMENT, KEY, SIGNER, Memory, Recorded, blob, letta
 
 from phionyx_letta.ledger.sql import SqlLedger
 from phionyx_letta.letta_code import repository as repository_module
 from phionyx_letta.letta_code.checking import check_memory
-from phionyx_letta.letta_code.ingest import _Run
+from phionyx_letta.letta_code.ingest import Recorder, _Run
 from phionyx_letta.letta_code.places import AgentMemory
+from phionyx_letta.letta_code.turns import Turn
 
 
 def logs(memory: Memory) -> list[Path]:
@@ -206,3 +207,61 @@ def test_verify_sees_what_ingest_could_not_read(memory: Memory, recorded: Record
     append(memory, b"x" * 1000 + b"\n")
     memory.commit({"a.md": "evil"})
     assert check_memory(recorded.ledger, SIGNER.verifier(), AgentMemory(AGENT, memory.path)).status == "behind"
+
+
+def test_a_first_run_that_is_cut_short_reads_on_the_log_of_the_branch_head_left(
+    memory: Memory, recorded: Recorded
+) -> None:
+    first = memory.commit({"a.md": "1"})
+    memory.commit({"a.md": "2"})
+    dropped = memory.commit({"a.md": "3"})
+    memory.git("reset", "-q", "--hard", first)
+    assert Recorder(recorded.ledger, KEY).record(AGENT, memory.path, Turn(envelopes=1)).unfinished
+    memory.git("checkout", "-q", "-b", "side")
+    memory.commit({"b.md": "1"})
+    recorded.ingest(memory)
+    assert dropped in recorded.commits()
+    recorded.agrees_with(memory)
+    assert recorded.ingest(memory).envelopes == 0
+
+
+def test_what_only_a_branchs_new_log_tells_is_recorded(memory: Memory, recorded: Recorded, tmp_path: Path) -> None:
+    """The branch was replaced by another of its name, and its log with it."""
+    memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    memory.git("checkout", "-q", "--orphan", "new")
+    first = memory.commit({"a.md": "2"})
+    memory.git("branch", "-M", "main")
+    evil = elsewhere(memory, tmp_path, first)
+    recorded.ingest(memory)
+    assert evil in recorded.commits()
+    recorded.agrees_with(memory)
+    assert recorded.ingest(memory).envelopes == 0
+
+
+def test_a_line_of_heads_log_alone_that_says_where_it_stood_is_followed(memory: Memory, recorded: Recorded) -> None:
+    first = memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    kept = [log.read_bytes() for log in logs(memory)]
+    evil = memory.commit({"a.md": "evil"})
+    memory.git("reset", "-q", "--hard", first)
+    for log, data in zip(logs(memory), kept, strict=True):
+        log.write_bytes(data)
+    branch = memory.path / ".git" / "refs" / "heads" / "main"
+    branch.write_text(f"{evil}\n")
+    memory.git("checkout", "-q", "--detach")
+    (memory.path / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    branch.write_text(f"{first}\n")
+    recorded.ingest(memory)
+    assert recorded.commits() == [first, evil]
+
+
+def test_a_log_that_is_none_is_told_once_whatever_the_branch_is_called(memory: Memory, recorded: Recorded) -> None:
+    memory.git("symbolic-ref", "HEAD", "refs/heads/ma\u00a0in")
+    memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    log = memory.path / ".git" / "logs" / "refs" / "heads" / "ma\u00a0in"
+    log.unlink()
+    log.symlink_to(os.devnull)
+    assert reasons(memory, recorded) == ["reflog_unreadable"]
+    assert reasons(memory, recorded) == []

@@ -484,6 +484,25 @@ class TestLostHistory:
         recorded.ingest(clone)
         recorded.agrees_with(clone)
 
+    @pytest.mark.parametrize("behind", [False, True])
+    def test_a_shallow_clone_in_the_place_of_what_was_recorded(
+        self, memory: Memory, recorded: Recorded, tmp_path: Path, behind: bool
+    ) -> None:
+        """Its only commit's parent is recorded, and not there."""
+        parent = memory.commit({"a.md": "1", "b.md": "1"})
+        if behind:
+            memory.commit({"a.md": "old"})
+        recorded.ingest(memory)
+        memory.git("reset", "-q", "--hard", parent)
+        memory.commit({"a.md": "2", "b.md": None})
+        source, clone = f"file://{memory.path}", tmp_path / "clone"
+        subprocess.run(["git", "clone", "-q", "--depth", "1", source, str(clone)], env=ENVIRONMENT, check=True)
+        shutil.rmtree(memory.path)
+        clone.rename(memory.path)
+        assert {gap["reason"] for gap in recorded.ingest(memory).gaps} == {"vanished", "shallow"}
+        recorded.agrees_with(memory)
+        assert recorded.ingest(memory).envelopes == 0
+
     def test_a_cursor_that_is_not_ours_is_worked_out_anew(self, memory: Memory, recorded: Recorded) -> None:
         memory.commit({"a.md": "1"})
         memory.commit({"a.md": "2"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from phionyx_letta.letta_code import objects as objects_module
 from phionyx_letta.letta_code import turns as turns_module
 from phionyx_letta.letta_code.checking import check_memory
 from phionyx_letta.letta_code.errors import MemoryUnreadable, ObjectMalformed, ObjectUnreadable
+from phionyx_letta.letta_code.history import Move, steps
 from phionyx_letta.letta_code.objects import Entry, Objects
 from phionyx_letta.letta_code.places import AgentMemory
 from phionyx_letta.letta_code.repository import MemoryRepository
@@ -204,3 +206,50 @@ def test_a_commit_of_a_message_without_end_is_recorded(memory: Memory, recorded:
     recorded.ingest(memory)
     assert recorded.told() == [("a.md", "write", "create")]
     recorded.agrees_with(memory)
+
+
+def test_a_forged_commit_on_the_way_does_not_keep_head_from_being_recorded(memory: Memory, recorded: Recorded) -> None:
+    root = memory.commit({"r.md": "1"})
+    old = memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    memory.git("checkout", "-q", "-b", "x")
+    forged = memory.commit({"x.md": "1"})
+    memory.git("checkout", "-q", "-B", "main", root)
+    memory.commit({"s.md": "1"})
+    memory.git("merge", "-q", "-m", "m", "x")
+    forge(memory, forged, "commit", memory.raw(forged) + b"forged\n")
+    for log in (memory.path / ".git" / "logs").rglob("*"):
+        if log.is_file():
+            log.unlink()
+    recorded.ingest(memory)
+    assert old in recorded.commits()
+    recorded.agrees_with(memory)
+    assert recorded.ingest(memory).envelopes == 0
+
+
+@pytest.mark.parametrize(("mode", "file"), [("40755", "d/x.md"), ("1040000", "d/x.md"), ("160001", "d")])
+def test_a_mode_git_would_not_write_is_what_git_reads(memory: Memory, recorded: Recorded, mode: str, file: str) -> None:
+    memory.commit({"x.md": "1"})
+    set_head(memory, raw_tree(memory, [(mode, b"d", memory.git("rev-parse", "HEAD^{tree}"))]))
+    assert recorded.ingest(memory).gaps == []
+    assert list(recorded.state()) == [file]
+    recorded.agrees_with(memory)
+
+
+@pytest.mark.slow
+def test_a_history_of_merges_of_thousands_takes_no_memory_of_its_own(memory: Memory) -> None:
+    memory.commit({"a.md": "1"})
+    head = memory.raw("HEAD")
+    tree, _, rest = head.partition(b"\n")
+    side, at = memory.head(), memory.head()
+    for number in range(100):
+        parents = b"".join(b"\nparent " + one.encode() for one in (at, *[side] * 20_000))
+        data = tree + parents + b"\n" + rest + b"%d\n" % number
+        at = memory.git("hash-object", "-t", "commit", "-w", "--literally", "--stdin", given=data)
+    tracemalloc.start()
+    with Objects(MemoryRepository(memory.path).git) as objects:
+        plan = list(steps(objects, Move(None, at, None, {}), lambda _: None))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(plan) == 101
+    assert peak < 100_000_000, "what is read ahead, and not all of it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from code_rig import AGENT, KEY, SIGNER, Memory, Recorded, letta
+from code_rig import AGENT, KEY, SIGNER, Memory, Recorded, blob, letta, raw_tree, set_head
 from test_processes import fast_import
 
 from phionyx_letta.errors import SettingsError
@@ -446,3 +447,18 @@ def test_memories_named_one_by_one_come_to_their_end(memory: Memory, recorded: R
     fast_import(memory, 30)
     settings = Settings(home=str(tmp_path / "own"))
     assert ingest(recorded.ledger, KEY, settings, [AgentMemory(AGENT, memory.path)]).envelopes == 30
+
+
+def test_one_commit_whose_files_take_long_to_compare_ends_with_the_turn(memory: Memory, recorded: Recorded) -> None:
+    """Twenty thousand names of two texts: all of it is read at once, and compared for half an hour."""
+    chance = random.Random(1)
+    for _ in range(2):
+        text = blob(memory, bytes(chance.choices(b"abcd", k=20_000)))
+        folder = raw_tree(memory, [("100644", b"%03d.md" % number, text) for number in range(100)])
+        set_head(memory, raw_tree(memory, [("40000", b"%03d" % number, folder) for number in range(20)]))
+    assert Recorder(recorded.ledger, KEY).record(AGENT, memory.path, Turn(envelopes=1)).envelopes == 2000
+    began = time.monotonic()
+    report = Recorder(recorded.ledger, KEY).record(AGENT, memory.path, Turn(seconds=1.5))
+    assert time.monotonic() - began < 10
+    assert report.unfinished
+    assert report.envelopes == 0
