@@ -89,9 +89,8 @@ def moves(cursor: str | None, snapshot: Snapshot, ref: str | None, places: dict[
     log = snapshot.logs[name]
     lost = cursor is not None and (not log.found or name not in places)
     here, reached = cursor, dict(places)
-    if name != HEAD_LOG and snapshot.logs[HEAD_LOG].end.length:  # it tells nothing that the branch's does not
-        reached[HEAD_LOG] = snapshot.logs[HEAD_LOG].end
-    for entry, read in _told(snapshot, name, ref, log if not lost else _after_loss(cursor, log), cursor):
+    apart = name != HEAD_LOG and cursor is not None and HEAD_LOG not in places  # then HEAD's log begins too early
+    for entry, read in _told(snapshot, name, ref, log if not lost else _after_loss(cursor, log), cursor, apart=apart):
         if entry.old is not None and entry.old not in (here, entry.new):
             yield Move(here, entry.old, None, dict(reached), "reflog_old", lost)
             here = entry.old
@@ -122,16 +121,19 @@ Told = tuple[LogEntry, dict[str, LogPlace]]
 """A move, and how far the logs are read with it."""
 
 
-def _told(snapshot: Snapshot, name: str, ref: str | None, log: LogRead, cursor: str | None) -> list[Told]:
-    """The moves of the followed log, and among them those of the branch that it knows nothing of.
+def _told(
+    snapshot: Snapshot, name: str, ref: str | None, log: LogRead, cursor: str | None, *, apart: bool
+) -> list[Told]:
+    """The moves of the followed log, and among them those of the other one that it knows nothing of.
 
-    Another work tree moves the branch without a word in this one's HEAD log. Where both tell of one move they are in step; what only
-    the branch tells goes before what HEAD's log dates later. All of it is claims: what is told too late costs a detour, nothing else.
+    Another work tree moves the branch without a word in this one's HEAD log. Where both tell of one move they are in step, so that
+    either can be read on where the other is gone; what only the branch tells goes before what HEAD's log dates later. All of it
+    is claims: what is told too late costs a detour, nothing else.
     """
-    other = snapshot.ref if ref is None else ref
+    other = HEAD_LOG if name != HEAD_LOG else snapshot.ref if ref is None else ref
     own = list(zip(log.entries, ({name: place} for place in log.places), strict=True))
     beside = snapshot.logs.get(other)
-    if other == name or beside is None:
+    if apart or other == name or beside is None or (other == HEAD_LOG and not beside.found):
         return own
     if not beside.found:
         beside = _after_loss(cursor, beside)

@@ -139,9 +139,8 @@ class _Run:
         self.report.tip, self.report.branch = snapshot.tip, snapshot.ref
         self._check_tip(objects, snapshot.tip)
         problem = self._standing(objects, repository, snapshot)
-        ref = (
-            snapshot.ref if self.stored.ref is None else self.stored.ref
-        )  # whose log is read on if HEAD leaves it meanwhile
+        # the branch whose log is read on if HEAD leaves it meanwhile
+        ref = snapshot.ref if self.stored.ref is None else self.stored.ref
         cursor = replace(self.stored, ref=ref, path=str(self.path), host=platform.node(), problem=problem)
         self._settle(cursor)
         pending = cursor.at != cursor.tip

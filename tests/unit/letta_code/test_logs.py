@@ -265,3 +265,31 @@ def test_a_log_that_is_none_is_told_once_whatever_the_branch_is_called(memory: M
     log.symlink_to(os.devnull)
     assert reasons(memory, recorded) == ["reflog_unreadable"]
     assert reasons(memory, recorded) == []
+
+
+def test_where_the_branchs_log_is_lost_in_the_middle_heads_is_read_on(memory: Memory, recorded: Recorded) -> None:
+    memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    made = [memory.commit({"a.md": "2"}), memory.commit({"a.md": "3"}, "instead", "--amend")]
+    made += [memory.commit({"a.md": "4"}), memory.commit({"a.md": "5"}, "instead", "--amend")]
+    Recorder(recorded.ledger, KEY).record(AGENT, memory.path, Turn(envelopes=1))
+    (memory.path / ".git" / "logs" / "refs" / "heads" / "main").unlink()
+    recorded.ingest(memory)
+    assert recorded.commits()[1:] == made
+    recorded.agrees_with(memory)
+
+
+def test_the_branch_that_head_left_is_read_on_though_its_log_was_written_anew(
+    memory: Memory, recorded: Recorded
+) -> None:
+    memory.commit({"a.md": "1"})
+    recorded.ingest(memory)
+    log = memory.path / ".git" / "logs" / "refs" / "heads" / "main"
+    log.write_text(log.read_text().replace("a change", "another message"))
+    other = Memory(memory.path.parent / "other", new=False)
+    memory.git("worktree", "add", "-q", "--force", str(other.path), "main")
+    made = [other.commit({"b.md": "1"}), other.commit({"b.md": "2"}, "instead", "--amend")]
+    memory.git("checkout", "-q", "-f", "-b", "elsewhere")
+    recorded.ingest(memory)
+    assert recorded.commits()[1:] == made
+    recorded.agrees_with(memory)
