@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CodeLedger", "LettaDir", "chosen_memories", "code", "hooks_of"]
 
+_NO_KEY = "no key is known here, so signatures were not checked"
+
 code = typer.Typer(
     help="Letta Code: record the git memory of its agents, check it, and look after its hooks.\n\nSee docs/letta-code.md.",
     no_args_is_help=True,
@@ -118,9 +120,7 @@ def verify(
     def show(console: Console) -> None:
         _show_checked(console, checked)
         if key_id is None and checked:
-            console.print(
-                "no key is known here, so signatures were not checked: give --key", style="yellow", soft_wrap=True
-            )
+            console.print(f"{_NO_KEY}: give --key", style="yellow", soft_wrap=True)
 
     answer({"agents": [vars(one) for one in checked], "key_id": key_id}, as_json=as_json, show=show)
     found = {one.status for one in checked}
@@ -157,14 +157,16 @@ def _report_at_start(letta_dir: Path | None, ledger: str | None) -> int:
     try:
         said = json.loads(sys.stdin.read(1 << 20))
         agent = said.get("agent_id") if isinstance(said, dict) else None
-        checked, _ = _checked([agent] if isinstance(agent, str) else None, letta_dir, ledger)
+        checked, key_id = _checked([agent] if isinstance(agent, str) else None, letta_dir, ledger)
     except (ValueError, RecursionError, PhionyxError) as error:
         stdout().print(f"phionyx-letta: the memory was not compared with the ledger: {safe(error)}", soft_wrap=True)
         return OK
     differing = [one for one in checked if one.status != "ok"]
-    if differing:
+    if differing or key_id is None:
         stdout().print("phionyx-letta code verify:")
         _show_checked(stdout(), differing)
+    if key_id is None:
+        stdout().print(_NO_KEY, soft_wrap=True)
     return OK
 
 

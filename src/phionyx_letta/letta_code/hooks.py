@@ -40,7 +40,7 @@ _MOST_NOTES = 2000
 _LARGEST_NOTE = 1 << 20
 _LONGEST = 50  # s: before Letta Code ends the hook, and nothing is said
 #: What `code verify` needs to know, when a session starts, of what was set when the hooks were installed.
-_KEPT = ("SIGNING_KEY", "SIGNING_COMMAND", "PUBLIC_KEY", "KEY_ID", "DEMO")
+_KEPT = ("SIGNING_KEY", "SIGNING_COMMAND", "PUBLIC_KEY", "VERIFY_KEY", "KEY_ID", "DEMO")
 
 _NOTE = """q={queue}
 [ -d "$q" ] || exit 0
@@ -114,14 +114,21 @@ class HooksState:
 def report_environment(ledger: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The ledger's URL and the settings of the key, as a process of Letta Code needs them. A key itself is never among them."""
     found = {"PHIONYX_LETTA_LEDGER": ledger}
-    for name in (f"PHIONYX_LETTA_{name}" for name in _KEPT):
-        value = environment.get(name, "").strip()
-        if value and re.fullmatch(r"[0-9a-fA-F]{64}", value) is None:
-            found[name] = value
-    for name in ("PHIONYX_LETTA_SIGNING_KEY", "PHIONYX_LETTA_PUBLIC_KEY"):
-        if name in found:
-            found[name] = os.path.abspath(os.path.expanduser(found[name]))
+    for name in _KEPT:
+        value = environment.get(f"PHIONYX_LETTA_{name}", "").strip()
+        if name in ("SIGNING_KEY", "PUBLIC_KEY", "VERIFY_KEY"):
+            keys = value.split(os.pathsep) if name == "VERIFY_KEY" else [value]
+            value = os.pathsep.join(_kept_key(key, public=name != "SIGNING_KEY") for key in keys)
+        if value:
+            found[f"PHIONYX_LETTA_{name}"] = value
     return found
+
+
+def _kept_key(key: str, *, public: bool) -> str:
+    """A file's absolute path, or the digits of a public key; of a private one nothing."""
+    if re.fullmatch(r"[0-9a-fA-F]{64}", key):
+        return key if public else ""
+    return os.path.abspath(os.path.expanduser(key)) if key else ""
 
 
 class Hooks:
@@ -135,7 +142,7 @@ class Hooks:
             own_home: PHIONYX_LETTA_HOME.
             environment: what the report at the start of a session is to find, see `report_environment`.
         """
-        letta = home.letta.absolute()
+        letta, own_home = home.letta.absolute(), own_home.absolute()  # hooks run in any folder
         self._all = own_home / "code"
         self._folder = self._all / hashlib.sha256(os.fsencode(letta)).hexdigest()[:16]  # each Letta Code's own
         self._queue = queue_path(own_home)
@@ -143,8 +150,9 @@ class Hooks:
         self._record = self._folder / "installed.json"
         self._gate = self._folder / "gate"
         self._in_settings = SettingsHooks(home.letta / "settings.json", self._record, self._script)
-        told = {**(environment or {}), "PHIONYX_LETTA_HOME": str(own_home.absolute())}
-        command = [sys.executable, "-m", "phionyx_letta.cli", "code", "verify", "--at-start"]
+        told = {**(environment or {}), "PHIONYX_LETTA_HOME": str(own_home)}
+        # -P: else Python would import what lies in the folder that the session works in, which anybody may have written
+        command = [sys.executable, "-P", "-m", "phionyx_letta.cli", "code", "verify", "--at-start"]
         if home.backend == home.letta / "lc-local-backend":
             command += ["--letta-dir", str(letta)]
         else:  # which is only found without that option

@@ -79,7 +79,7 @@ class SettingsHooks:
         hooks = settings.get("hooks", {})
         there = [self._entry(event) in hooks.get(event, []) for event in EVENTS]
         report = self._entry("SessionStart") in hooks.get("SessionStart", [])
-        if not all(there):
+        if not all(there) or not self._script.is_file():
             return "partly" if any((*there, report)) else "missing", report
         return "disabled" if hooks.get("disabled") is True else "installed", report
 
@@ -114,12 +114,12 @@ class SettingsHooks:
 
     def _merged(self, before: str | None, settings: dict[str, Any], report: bool | None) -> str | None:
         hooks = settings.setdefault("hooks", {})
-        ours_before = any(self._entry(event) in hooks.get(event, []) for event in _ALL)
+        ours_before = any(self._without_ours(hooks.get(event, [])) != hooks.get(event, []) for event in _ALL)
         changed = report is False and self._take_out(hooks, REPORT)
         for event in (*EVENTS, *(REPORT if report else ())):
-            entry = self._entry(event)
-            if entry not in hooks.setdefault(event, []):
-                hooks[event].append(entry)
+            entry, there = self._entry(event), hooks.get(event, [])
+            if entry not in there:  # but perhaps one that somebody edited, or that an older version wrote
+                hooks[event] = [*self._without_ours(there), entry]
                 changed = True
         added_disabled = "disabled" not in hooks
         if added_disabled:  # else a project's settings could turn them off
@@ -156,15 +156,34 @@ class SettingsHooks:
         """Our entries of these events; whether there was one."""
         found = False
         for event in events:
-            if self._entry(event) in hooks.get(event, []):
+            before = hooks.get(event, [])
+            after = self._without_ours(before)
+            if after != before:
                 found = True
-                hooks[event] = [one for one in hooks[event] if one != self._entry(event)]
-                if not hooks[event]:
+                hooks[event] = after
+                if not after:
                     del hooks[event]
         return found
 
+    def _without_ours(self, entries: list[Any]) -> list[Any]:
+        """The entries of an event without what runs our script, also where somebody edited that."""
+        found = []
+        for entry in entries:
+            inner = entry.get("hooks") if isinstance(entry, dict) else None
+            kept = [one for one in inner if not self._runs_ours(one)] if isinstance(inner, list) else inner
+            if kept == inner:
+                found.append(entry)
+            elif kept:
+                found.append({**entry, "hooks": kept})
+        return found
+
+    def _runs_ours(self, hook: Any) -> bool:
+        command = hook.get("command") if isinstance(hook, dict) else None
+        return isinstance(command, str) and shlex.quote(str(self._script)) in command
+
     def _entry(self, event: str) -> dict[str, Any]:
-        command = f"sh {shlex.quote(str(self._script))} {_ALL[event]}"
+        # a session that runs on keeps its hooks when they are uninstalled, and a shell that finds no script ends with 2: a refusal
+        command = f"sh {shlex.quote(str(self._script))} {_ALL[event]} || true"
         timeout = 60_000 if event in REPORT else 5000  # ms
         entry: dict[str, Any] = {"hooks": [{"type": "command", "command": command, "timeout": timeout, "quiet": True}]}
         return {"matcher": "*", **entry} if event == "PostToolUse" else entry

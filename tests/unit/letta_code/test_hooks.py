@@ -50,6 +50,17 @@ def settings_of(home: Home) -> dict[str, object]:
     return found
 
 
+def commands(home: Home) -> list[str]:
+    hooks: Any = settings_of(home)["hooks"]
+    return [
+        one["command"]
+        for name, event in hooks.items()
+        if name != "disabled"
+        for entry in event
+        for one in entry["hooks"]
+    ]
+
+
 def event(home: Home, name: str, said: dict[str, object]) -> None:
     """As Letta Code runs a hook: its command through a shell, JSON on standard input."""
     entry = settings_of(home)["hooks"][name][-1]["hooks"][0]  # type: ignore[index]
@@ -92,6 +103,45 @@ class TestSettings:
         assert settings_of(home)["hooks"]["disabled"] is True  # type: ignore[index]
         hooks.uninstall(home.memories())
         assert (home.letta / "settings.json").read_text() == '{"hooks": {"disabled": true}}'
+
+    def test_a_session_that_runs_on_after_they_are_taken_out(self, hooks: Hooks, home: Home) -> None:
+        """It keeps the commands it read when it began, and takes exit 2 for a refusal, which is told to the agent."""
+        hooks.install(home.memories(), report=True)
+        entries = [settings_of(home)["hooks"][name][-1] for name in ("PostToolUse", "SessionEnd", "SessionStart")]  # type: ignore[index]
+        hooks.uninstall(home.memories())
+        for entry in entries:
+            done = subprocess.run(["bash", "-c", entry["hooks"][0]["command"]], input=b"{}", capture_output=True)
+            assert (done.returncode, done.stdout) == (0, b"")
+
+    def test_an_entry_that_somebody_edited_is_not_left_behind(self, hooks: Hooks, home: Home) -> None:
+        hooks.install(home.memories())
+        settings: Any = settings_of(home)
+        (ours,) = settings["hooks"]["PostToolUse"]
+        ours["hooks"][0] = {"type": "command", "command": ours["hooks"][0]["command"].removesuffix(" || true")}
+        ours["hooks"].append({"type": "command", "command": "mine"})
+        del settings["hooks"]["SessionEnd"][0]["hooks"][0]["quiet"]
+        edited = json.dumps(settings)
+        (home.letta / "settings.json").write_text(edited)
+        assert hooks.state(home.memories()).settings == "missing"
+        assert hooks.install(home.memories()).settings == "installed"
+        assert sum("hook.sh" in command for command in commands(home)) == 2
+        (home.letta / "settings.json").write_text(edited)
+        hooks.uninstall(home.memories())
+        assert commands(home) == ["mine"]
+
+    def test_a_script_that_is_gone_is_told(self, hooks: Hooks, home: Home) -> None:
+        hooks.install(home.memories())
+        hooks._script.unlink()
+        assert hooks.state(home.memories()).settings == "partly"
+
+    def test_a_home_that_is_named_from_here(self, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The hooks run wherever a session works."""
+        monkeypatch.chdir(tmp_path)
+        Hooks(home, Path("own")).install(home.memories())
+        assert all(f"sh {tmp_path}/own/" in command for command in commands(home))
+        monkeypatch.chdir("/")
+        event(home, "PostToolUse", {"agent_id": AGENT})
+        assert Hooks(home, tmp_path / "own").state([]).waiting == 1
 
     def test_a_projects_settings_cannot_turn_them_off(self, hooks: Hooks, home: Home) -> None:
         hooks.install(home.memories())
@@ -481,6 +531,29 @@ class TestReport:
         hooks.uninstall(home.memories())
         assert (home.letta / "settings.json").read_text() == mine
 
+    @pytest.mark.slow
+    def test_nothing_of_the_session_s_folder_is_run(
+        self, hooks: Hooks, home: Home, memory: Memory, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Python would put the folder a session works in before its own modules."""
+        hooks.install(home.memories(), report=True)
+        memory.commit({"a.md": "1"})
+        SqlLedger(f"sqlite:///{own / 'ledger.db'}").close()
+        project = tmp_path / "project"
+        for name in ("phionyx_letta/__init__.py", "phionyx_letta/cli/__init__.py", "json.py", "typer.py"):
+            (project / name).parent.mkdir(parents=True, exist_ok=True)
+            (project / name).write_text("print('all is well'); raise SystemExit\n")
+        monkeypatch.chdir(project)
+        assert "nothing was recorded yet: run `phionyx-letta code ingest`\n" in self.told(home)
+
+    @pytest.mark.slow
+    def test_that_no_key_is_known_is_told(self, hooks: Hooks, home: Home, memory: Memory, own: Path) -> None:
+        hooks.install(home.memories(), report=True)
+        memory.commit({"a.md": "1"})
+        with closing(SqlLedger(f"sqlite:///{own / 'ledger.db'}")) as ledger:
+            Recorder(ledger, KEY).record(AGENT, memory.path)
+        assert "signatures were not checked" in self.told(home, key=None)
+
     def test_a_check_that_fails_is_told(
         self, hooks: Hooks, home: Home, own: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -518,6 +591,14 @@ class TestReport:
     def test_a_key_itself_is_not_written_down(self) -> None:
         found = report_environment("x", {"PHIONYX_LETTA_SIGNING_KEY": "22" * 32, "PHIONYX_LETTA_KEY_ID": "k"})
         assert found == {"PHIONYX_LETTA_LEDGER": "x", "PHIONYX_LETTA_KEY_ID": "k"}
+
+    def test_public_keys_are(self, tmp_path: Path) -> None:
+        given = {"PHIONYX_LETTA_PUBLIC_KEY": "33" * 32, "PHIONYX_LETTA_VERIFY_KEY": f"a.pub{os.pathsep}{'44' * 32}"}
+        assert report_environment("x", given) == {
+            "PHIONYX_LETTA_LEDGER": "x",
+            "PHIONYX_LETTA_PUBLIC_KEY": "33" * 32,
+            "PHIONYX_LETTA_VERIFY_KEY": f"{Path('a.pub').absolute()}{os.pathsep}{'44' * 32}",
+        }
 
     @pytest.mark.parametrize("what", ["a link", "a file", "foreign"])
     def test_a_queue_that_is_not_ours(self, hooks: Hooks, home: Home, own: Path, tmp_path: Path, what: str) -> None:
