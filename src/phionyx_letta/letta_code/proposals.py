@@ -13,6 +13,7 @@ from phionyx_letta.letta_code.target import MemfsTargets
 from phionyx_letta.memory import LivingMemory, MemoryPatch
 from phionyx_letta.memory.opening import keys, open_store, reviewer
 from phionyx_letta.memory.policy import Policy
+from phionyx_letta.memory.store_sql import SqlOccurrenceTracker, SqlPatchStore
 from phionyx_letta.signing import Signer, UnsignedSigner
 
 __all__ = ["Proposals"]
@@ -33,16 +34,23 @@ class Proposals:
     ) -> None:
         """Take the patch store (a JSONL file or the ledger's URL), the memories, what signs, and who may decide.
 
+        What one agent was told counts for no other: proposed is with the memory of one.
+
         Raises:
             StoreError: the store cannot be opened.
         """
         self.targets = MemfsTargets(memories, partial(_newest_envelope, store) if "://" in store else None)
+        kept = open_store(store)
+        occurrences = None
+        if isinstance(kept, SqlPatchStore) and len(memories) == 1:
+            occurrences = SqlOccurrenceTracker(kept.ledger, scope=memories[0].agent_id)
         own = getattr(signer, "verifier", None)
         _, trusted = keys(True, "", signer, None)  # other reviewers' keys too
         self.living = LivingMemory(
             [],
             proposer,
-            store=open_store(store),
+            store=kept,
+            occurrences=occurrences,
             occurrence_path=None if "://" in store else f"{store}.occurrences.json",
             targets=self.targets,
             signer=signer if not isinstance(signer, UnsignedSigner) else None,

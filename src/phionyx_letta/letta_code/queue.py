@@ -18,7 +18,7 @@ from typing import Any
 
 from phionyx_letta.letta_code.reading import open_regular
 
-__all__ = ["Notes", "ended_sessions", "queue_path", "read_notes"]
+__all__ = ["Notes", "queue_path", "read_notes"]
 
 #: A note is kept so long for runs to come, s: the tool call of a commit is noted after the commit.
 _KEPT = 600
@@ -55,8 +55,8 @@ class Notes:
     folder: Path | None = None
     commits: dict[str, _Commit] = field(default_factory=dict)
     calls: dict[str, list[_Call]] = field(default_factory=dict)
-    sessions: list[tuple[str, str]] = field(default_factory=list)
-    """(agent, conversation) of sessions that ended."""
+    sessions: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(agent, conversation) of sessions that ended, and when the last one did."""
     files: list[tuple[float, Path]] = field(default_factory=list)
 
     def about(self, agent: str, commit: str) -> dict[str, Any]:
@@ -101,11 +101,6 @@ def read_notes(folder: Path) -> Notes:
     return notes
 
 
-def ended_sessions(notes: Notes) -> list[tuple[str, str]]:
-    """(agent, conversation) of the sessions whose end was noted, each once."""
-    return list(dict.fromkeys(notes.sessions))
-
-
 def _read_event(notes: Notes, kind: str, at: float, text: str) -> None:
     try:
         said = json.loads(text)
@@ -119,24 +114,30 @@ def _read_event(notes: Notes, kind: str, at: float, text: str) -> None:
             _Call(at, _short(said.get("tool_name")), _short(said.get("tool_call_id")))
         )
     else:
-        notes.sessions.append((agent, _short(said.get("conversation_id"))))
+        notes.sessions[agent, _short(said.get("conversation_id"))] = at
 
 
 def _files(folder: Path) -> Iterator[tuple[float, Path, str]]:
-    """What is more than is read at once comes without its text, so that it is removed with the old ones."""
-    try:
-        with os.scandir(folder) as entries:
-            names = sorted(islice((one.name for one in entries if one.name.startswith("n.")), _MOST))
-    except OSError:
-        return
+    """Notes as they came: who made a commit noted it before those who moved other branches to it.
+
+    What is none (a link, a pipe, one that is being written) or more than is read at once comes without its text, so that it is
+    removed with the old ones.
+    """
+    found = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for one in islice((one for one in entries if one.name.startswith(("n.", "t."))), _MOST):
+            with contextlib.suppress(OSError):
+                found.append((one.stat(follow_symlinks=False).st_mtime, one.name))
     left = _MOST_BYTES
-    for name in names:
-        path = folder / name
-        with contextlib.suppress(OSError), open_regular(path) as file:
-            found = os.fstat(file.fileno())
-            whole = found.st_size <= min(_LARGEST, left)
-            left -= found.st_size if whole else 0
-            yield found.st_mtime, path, file.read(found.st_size).decode("utf-8", "replace") if whole else ""
+    for at, name in sorted(found):
+        path, text = folder / name, ""
+        if name.startswith("n."):
+            with contextlib.suppress(OSError), open_regular(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size <= min(_LARGEST, left):
+                    left -= size
+                    text = file.read(size).decode("utf-8", "replace")
+        yield at, path, text
 
 
 def _short(value: object) -> str:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from phionyx_letta.errors import PhionyxError, ProposerUnavailable
@@ -42,8 +43,9 @@ _AGAIN_EVERY = 15
 #: Branches of a memory that are looked at in between.
 _MOST_BRANCHES = 100
 _LONGEST_HEAD = 4096
-#: The first and the longest pause after a checkpoint that a sink did not take, s.
+#: The first and the longest pause after a checkpoint that a sink did not take, or a proposer that did not answer, s.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
+_LAST_ANSWER = 5.0  # s that a question may go on when the service is told to end
 
 
 @dataclass
@@ -82,32 +84,62 @@ class Watch:
         self._marks: dict[str, Any] = {}
         self._passes = 0
         self._failed: set[str] = set()
+        self._missing = True  # those that went before, or while nothing could be recorded
         self._slow = Slow()
-        self._ask_again = False
+        self._ask_pause, self._ask_at = _FIRST_PAUSE, 0.0
         self._undelivered = bool(settings.sinks)  # not known: whoever ran before may have ended too early
         self._pause, self._again_at = _FIRST_PAUSE, 0.0
 
     def run(self, stop: threading.Event, poll: float, told: Callable[[Pass], None]) -> None:
-        """Look every `poll` seconds until told to stop; an error is told and the next look tries again."""
+        """Look every `poll` seconds until told to stop; an error is told and the next look tries again.
+
+        A proposer is asked beside that: a long conversation is hundreds of questions, and a model may take minutes for one.
+        """
+        asked, errors = SimpleQueue[Pass](), list[str]()
+
+        def ask() -> None:
+            while not stop.is_set():
+                asked.put(self.propose(stop))
+                stop.wait(poll)
+
+        asking = threading.Thread(target=ask, daemon=True)
         while not stop.is_set():
-            told(self.look())
+            found = self.record()
+            if self._proposer is not None and asking.ident is None:
+                asking.start()
+            while not asked.empty():
+                one = asked.get()
+                found.patches += one.patches
+                errors = one.errors
+            found.errors += errors
+            told(found)
             stop.wait(poll)
+        if asking.ident is not None:
+            asking.join(_LAST_ANSWER)  # what it does then is cut off, as by a kill, and done again by the next one
 
     def look(self) -> Pass:
         """Record what changed and propose from what ended. What goes wrong is told and tried again, whatever it is."""
+        found = self.record()
+        if self._proposer is not None:
+            asked = self.propose(threading.Event())
+            found.patches += asked.patches
+            found.errors += asked.errors
+        return found
+
+    def record(self) -> Pass:
+        """Record what changed."""
         found = Pass()
         with self._guarded(found, str(self._home.letta)) as whole:
             memories = self._home.memories()
             self._cover(memories, found)
             changed = self._changed(memories, found)
-            if changed or self._passes == 1 or (self._undelivered and time.monotonic() >= self._again_at):
+            if changed or self._missing or (self._undelivered and time.monotonic() >= self._again_at):
                 self._record(changed, found)
             if self._undelivered:
                 found.errors.append("not every sink took the newest checkpoint; it is offered again")
-            if self._proposer is not None:
-                self._propose(memories, found)
         if whole.error is not None:
             self._marks.clear()
+            self._missing = True
         return found
 
     @contextmanager
@@ -133,7 +165,8 @@ class Watch:
 
     def _record(self, changed: Sequence[AgentMemory], found: Pass) -> None:
         with opened_ledger(self._url) as ledger:
-            changed = [*changed, *(missing_memories(ledger, self._key, self._home) if self._passes == 1 else [])]
+            changed = [*changed, *(missing_memories(ledger, self._key, self._home) if self._missing else [])]
+            self._missing = False
             if changed:
                 found.ingested = ingest(ledger, self._key, self._settings, changed, slow=self._slow)
                 for agent in found.ingested.unfinished:  # goes on in the next look
@@ -156,9 +189,6 @@ class Watch:
             for agent in self._failed:
                 self._marks.pop(agent, None)
             self._failed.clear()
-            if self._ask_again:
-                self._sessions.look_again()
-                self._ask_again = False
         marks: dict[str, Any] = {}
         for memory in memories:
             marks[memory.agent_id] = None
@@ -179,20 +209,35 @@ class Watch:
         )
         return [patch.patch_id for patch in asyncio.run(asked)]
 
-    def _propose(self, memories: Sequence[AgentMemory], found: Pass) -> None:
-        ended = {conversation for _, conversation in read_notes(queue_path(self._settings.home_path())).sessions}
-        known = {memory.agent_id: memory for memory in memories}
-        for session in self._sessions.finished(self._idle, ended):
-            if session.agent_id not in known:
-                continue
-            memory = known[session.agent_id]
-            with self._guarded(found, f"{_name(memory)}, conversation {session.conversation}") as asked:
-                found.patches += self._proposed(session, memory)
-                self._sessions.done(session)
-            if isinstance(asked.error, ProposerUnavailable):
-                return
-            self._ask_again |= asked.error is not None
-        found.errors += [f"{name}: {why}" for name, why in self._sessions.unknown.items()]
+    def propose(self, stop: threading.Event) -> Pass:
+        """Propose from what ended, until told to stop."""
+        found = Pass()
+        if time.monotonic() < self._ask_at:
+            return found
+        with self._guarded(found, str(self._home.letta)):
+            ended = read_notes(queue_path(self._settings.home_path())).sessions
+            known = self._known
+            for session in self._sessions.finished(self._idle, ended):
+                if stop.is_set():
+                    break
+                if session.agent_id not in known:
+                    self._sessions.later(session)
+                    continue
+                memory = known[session.agent_id]
+                with self._guarded(found, f"{_name(memory)}, conversation {session.conversation}") as asked:
+                    found.patches += self._proposed(session, memory)
+                    self._sessions.done(session)
+                if asked.error is not None:
+                    self._sessions.later(session)
+                if isinstance(
+                    asked.error, ProposerUnavailable
+                ):  # it may be this conversation: then another one is next
+                    self._ask_at = time.monotonic() + self._ask_pause
+                    self._ask_pause = min(2 * self._ask_pause, _LONGEST_PAUSE)
+                    break
+                self._ask_pause = _FIRST_PAUSE
+            found.errors += [f"{name}: {why}" for name, why in self._sessions.unknown.items()]
+        return found
 
 
 @dataclass

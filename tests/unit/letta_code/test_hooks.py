@@ -713,7 +713,7 @@ class TestNotes:
         event(home, "SessionEnd", {"agent_id": AGENT, "conversation_id": "conv-1"})
         plain = memory.commit({"a.md": "2"})
         notes = read_notes(queue_path(own))
-        assert notes.sessions == [(AGENT, "conv-1")]
+        assert list(notes.sessions) == [(AGENT, "conv-1")]
         Recorder(recorded.ledger, KEY, notes=notes).record(AGENT, memory.path)
         said = {letta(one)["commit"]: letta(one) for one in recorded.envelopes()}
         assert {name: said[head][name] for name in ("conversation_id", "tool", "tool_call_id", "attribution")} == {
@@ -733,6 +733,29 @@ class TestNotes:
         os.utime(old, (1, 1))
         read_notes(queue_path(own)).forget_old()
         assert (old.exists(), new.exists()) == (False, True)
+
+    def test_what_is_no_note_goes_too(self, own: Path, tmp_path: Path) -> None:
+        """Else it would count for ever among those that may wait."""
+        folder = queue_path(own)
+        folder.mkdir(parents=True)
+        os.mkfifo(folder / "n.1.0")
+        (folder / "n.2.0").symlink_to(tmp_path / "nowhere")
+        (folder / "t.3.0").write_text("of a hook that was killed")
+        read_notes(folder).forget_old()
+        assert len(list(folder.iterdir())) == 3
+        for path in folder.iterdir():
+            os.utime(path, (1, 1), follow_symlinks=False)
+        read_notes(folder).forget_old()
+        assert list(folder.iterdir()) == []
+
+    def test_who_made_a_commit_noted_it_first(self, own: Path) -> None:
+        """Who moves another branch to it notes it too, and may have any process id."""
+        folder = queue_path(own)
+        folder.mkdir(parents=True)
+        for name, agent, at in (("n.9.0", "agent-maker", 1000), ("n.10.0", "agent-merger", 2000)):
+            (folder / name).write_text(f"ref\n{agent}\nconv\n/\n{'0' * 40} {'1' * 40} refs/heads/main\n")
+            os.utime(folder / name, (at, at))
+        assert read_notes(folder).about(AGENT, "1" * 40)["by_agent"] == "agent-maker"
 
     @pytest.mark.parametrize(
         "text", [b"", b"\xff\xff", b"ref", b"tool\n{", b"tool\n[]", b"tool\n" + b"[" * 100_000, b"session\n{}"]

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_a_conversation_that_is_idle_is_proposed_from_once(watch: Watch, home: H
     path = transcript(home, said("user", "<system-reminder>x</system-reminder>", "I like tea"), said("assistant", "ok"))
     assert watch.look().patches == [], "it goes on"
     os.utime(path, (1, 1))
-    sessions = list(Sessions(home.backend, home.letta).finished(100, set()))
+    sessions = list(Sessions(home.backend, home.letta).finished(100, {}))
     assert [one["role"] for one in sessions[0].records] == ["system", "user", "assistant"]
     assert watch.look().patches == [], "a fact has to come up in three conversations"
     for number in range(2):
@@ -104,11 +105,12 @@ def test_a_transcript_is_not_read_again_before_it_changes(
     size = (home.backend / "conversations" / "a" / "messages.jsonl").stat().st_size
     monkeypatch.setattr(sessions_module, "_MOST_AT_ONCE", 2 * size)
     for expected in (["a", "b"], ["a", "b", "c"], ["a", "b", "c"]):
-        list(sessions.finished(0, set()))
+        list(sessions.finished(0, {}))
         assert read == expected
-    list(sessions.finished(1e9, {"ended"}))
-    list(sessions.finished(1e9, {"ended"}))
-    list(sessions.finished(1e9, {"ended"}))
+    ended = {(AGENT, "ended"): time.time()}
+    list(sessions.finished(1e9, ended))
+    list(sessions.finished(1e9, ended))
+    list(sessions.finished(1e9, ended))
     assert read == ["a", "b", "c"] * 2
 
 
@@ -308,7 +310,6 @@ class TestFaults:
     def test_of_one_conversation(
         self, watch: Watch, home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(watching, "_AGAIN_EVERY", 2)
         os.utime(transcript(home, said("user", "I like tea")), (1, 1))
         asked = list[str]()
 
@@ -321,7 +322,10 @@ class TestFaults:
         assert [AGENT in one and "local-conv-1" in one and "ZeroDivisionError" in one for one in errors] == [True]
         for _ in range(4):
             watch.look()
-        assert len(asked) == 3, "not with each look"
+        assert len(asked) == 1, "not with each look"
+        watch._sessions._later = {name: (0.0, pause) for name, (_, pause) in watch._sessions._later.items()}
+        watch.look()
+        assert len(asked) == 2
 
     @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
     def test_who_ends_it_ends_it(self, watch: Watch, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]) -> None:
@@ -331,6 +335,168 @@ class TestFaults:
         monkeypatch.setattr(Home, "memories", ended)
         with pytest.raises(end):
             watch.look()
+
+
+def conversation(home: Home, number: int, *texts: str, agent: str = AGENT, at: float = 1) -> Path:
+    path = transcript(
+        home, *({**said("user", text), "metadata": {"agent_id": agent}} for text in texts), name=f"c{number}"
+    )
+    path.write_text(path.read_text().replace("local-conv-1", f"local-conv-{number}"))
+    os.utime(path, (at, at))
+    return path
+
+
+class Asked(Proposer):
+    """Remembers what it was asked about; what holds `poison` it cannot answer."""
+
+    def __init__(self) -> None:
+        self.about = list[str]()
+
+    def generate(self, prompt: str) -> str:
+        self.about += [word for word in ("poison", "coffee", "tea") if f"I like {word}" in prompt]
+        return "no answer" if "I like poison" in prompt else super().generate(prompt)
+
+
+class TestAsking:
+    @pytest.fixture
+    def proposer(self, watch: Watch) -> Asked:
+        proposer = watch._proposer = Asked()
+        return proposer
+
+    def test_what_it_cannot_answer_is_asked_rarely_and_holds_up_no_other(
+        self, watch: Watch, home: Home, proposer: Asked
+    ) -> None:
+        conversation(home, 1, "I like poison")
+        conversation(home, 2, "I like tea")
+        errors = watch.look().errors
+        assert ["local-conv-1" in one for one in errors] == [True]
+        first = proposer.about.count("poison")
+        for _ in range(3):
+            watch.look()
+        assert (proposer.about.count("poison"), proposer.about.count("tea")) == (first, 0), "it may be down"
+        watch._ask_at = 0.0
+        watch.look()
+        assert (proposer.about.count("poison"), proposer.about.count("tea")) == (first, 1)
+        watch._sessions._later = {name: (0.0, pause) for name, (_, pause) in watch._sessions._later.items()}
+        for _ in range(3):
+            watch._ask_at = 0.0
+            watch.look()
+        assert proposer.about.count("poison") == 2 * first
+
+    def test_a_session_that_is_taken_up_again_has_not_ended(self, watch: Watch, home: Home, proposer: Asked) -> None:
+        """Letta Code goes on with the last conversation when it starts."""
+        queue = Path(watch._settings.home or "") / "code" / "queue"
+        queue.mkdir(parents=True)
+        note = queue / "n.1.0"
+        note.write_text("session\n" + json.dumps({"agent_id": AGENT, "conversation_id": "local-conv-1"}))
+        path = conversation(home, 1, "I like tea", at=time.time() - 50)
+        os.utime(note, (time.time() - 50, time.time() - 50))
+        watch.look()
+        assert proposer.about == ["tea"]
+        with path.open("a") as file:
+            file.write(json.dumps({"type": "message", "id": "m", "message": said("user", "I like coffee")}) + "\n")
+        watch.look()
+        assert proposer.about == ["tea"]
+        os.utime(note)
+        watch.look()
+        assert proposer.about == ["tea", "coffee"]
+
+    def test_the_end_of_another_agent_s_conversation(self, watch: Watch, home: Home, proposer: Asked) -> None:
+        """Each agent has one that is called `default`."""
+        queue = Path(watch._settings.home or "") / "code" / "queue"
+        queue.mkdir(parents=True)
+        said_by = {"agent_id": "agent-2", "conversation_id": "local-conv-1"}
+        (queue / "n.1.0").write_text("session\n" + json.dumps(said_by))
+        conversation(home, 1, "I like tea", at=time.time())
+        watch.look()
+        assert proposer.about == []
+
+    def test_what_one_agent_was_told_counts_for_no_other(self, watch: Watch, home: Home) -> None:
+        Memory(home.backend / "memfs" / "agent-2" / "memory").commit({"human.md": HUMAN})
+        for number, agent in ((1, AGENT), (2, AGENT), (3, "agent-2")):
+            conversation(home, number, "I like tea", agent=agent)
+        assert watch.look().patches == []
+        conversation(home, 4, "I like tea", agent=AGENT)
+        assert len(watch.look().patches) == 1
+
+    def test_two_of_one_home_count_for_themselves(self, home: Home, tmp_path: Path) -> None:
+        """Conversations are numbered from 1 in each of them."""
+        conversation(home, 1, "I like tea")
+        own, other = tmp_path / "own", Home.find(tmp_path / "second")
+        conversation(other, 1, "I like tea")
+        for one in (home, other):
+            (session,) = Sessions(one.backend, own).finished(100, {})
+            Sessions(one.backend, own).done(session)
+            assert list(Sessions(one.backend, own).finished(100, {})) == []
+
+    def test_one_that_was_written_anew_is_read_from_its_beginning(self, home: Home, tmp_path: Path) -> None:
+        sessions = Sessions(home.backend, tmp_path / "own")
+        conversation(home, 1, "I like tea", "I like coffee")
+        (session,) = sessions.finished(100, {})
+        sessions.done(session)
+        conversation(home, 1, "I like tea")
+        assert [len(one.records) for one in sessions.finished(100, {})] == [1]
+
+    def test_what_cannot_be_written_down_is_not_asked_again(self, watch: Watch, home: Home, proposer: Asked) -> None:
+        own = Path(watch._settings.home or "")
+        own.mkdir()
+        (own / "code").write_text("a file in its place")
+        conversation(home, 1, "I like tea")
+        assert [AGENT in one for one in watch.look().errors] == [True]
+        watch._sessions._later.clear()
+        watch.look()
+        assert proposer.about == ["tea"]
+
+    def test_one_that_is_too_large_is_told(
+        self, watch: Watch, home: Home, monkeypatch: pytest.MonkeyPatch, proposer: Asked
+    ) -> None:
+        monkeypatch.setattr(sessions_module, "_LARGEST", 100)
+        conversation(home, 1, "I like tea")
+        assert ["more than" in one for one in watch.look().errors] == [True]
+
+    def test_while_it_is_asked_everything_is_recorded_and_the_service_ends(
+        self, watch: Watch, home: Home, memory: Memory, proposer: Asked, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked, answer, stop, told = threading.Event(), threading.Event(), threading.Event(), list[watching.Pass]()
+
+        def waits(self: Watch, session: Any, memory: AgentMemory) -> list[str]:
+            asked.set()
+            answer.wait(60)
+            return ["a patch"]
+
+        monkeypatch.setattr(Watch, "_proposed", waits)
+        conversation(home, 1, "I like tea")
+        conversation(home, 2, "I like tea")
+        running = threading.Thread(target=watch.run, args=(stop, 0.05, told.append))
+        running.start()
+        try:
+            assert asked.wait(30)
+            memory.commit({"human.md": HUMAN + "tea\n"})
+            end = time.monotonic() + 30
+            while sum(one.ingested.envelopes for one in told if one.ingested) < 3:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            answer.set()
+            while not any(one.patches for one in told):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        finally:
+            answer.set()
+            stop.set()
+            running.join(30)
+        assert not running.is_alive()
+
+    def test_a_memory_that_went_while_nothing_could_be_recorded(
+        self, watch: Watch, home: Home, memory: Memory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        watch.look()
+        shutil.rmtree(memory.path)
+        with monkeypatch.context() as patched:
+            patched.setattr(watching, "ingest", lambda *_, **__: 1 / 0)
+            assert watch.look().errors != []
+        found = watch.look()
+        assert found.ingested is not None
+        assert [one["agent_id"] for one in found.ingested.problems] == [AGENT] or found.ingested.envelopes == 1
 
 
 @pytest.mark.slow
